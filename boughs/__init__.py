@@ -1,0 +1,1 @@
+"""Boughs: a structured-generation language with a runtime of its own."""

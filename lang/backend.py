@@ -1,0 +1,229 @@
+"""What the language asks of a backend, and what comes back.
+
+A backend is anything with the methods of `Backend`: the engine in this process, an endpoint, a
+mock, an API model. Requests and answers are plain data. An answer arrives as `Chunk`s; `collect`
+puts them together. This module knows no backend and no program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import Any, Protocol
+
+import msgspec
+
+from boughs.lang.sampling import SamplingParams
+from boughs.lang.segments import Segment
+
+Prompt = str | list[int] | list[Segment]
+"""A text (special tokens are parsed), token ids, or a state's segments."""
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """One prompt to be continued.
+
+    Attributes:
+        prompt: What to continue.
+        params: How. `max_new_tokens=0` only prefills.
+        rid: The request's id, to abort it by; drawn when None. Two running requests cannot share one.
+        return_logprob: Whether chunks carry logprobs (of the model's own distribution, before
+            temperature, penalties and masks).
+        logprob_start_len: Prompt tokens from this position on get logprobs too; -1 is none.
+        top_logprobs_num: This many most likely tokens at each position.
+    """
+
+    prompt: Prompt
+    params: SamplingParams = SamplingParams()
+    rid: str | None = None
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: int = 0
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """Why an output ended.
+
+    `type` is `stop`, `length` or `abort`; `matched` the stop string or token id; `length` the
+    number of tokens of an output that was cut; `message` says why it was aborted.
+    """
+
+    type: str
+    matched: str | int | None = None
+    length: int | None = None
+    message: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """SGLang's `finish_reason`."""
+        if self.type == "stop":
+            return {"type": "stop", "matched": self.matched}
+        if self.type == "length":
+            return {"type": "length", "length": self.length}
+        return {"type": "abort", "message": self.message}
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token and its natural logprob.
+
+    `logprob` is None for a prompt's first token, which nothing predicts. `top` holds the most
+    likely tokens at the position, best first, as (logprob, token id, text).
+    """
+
+    logprob: float | None
+    token_id: int
+    text: str
+    top: list[tuple[float, int, str]] | None = None
+
+
+class Chunk(msgspec.Struct, kw_only=True):
+    """What is new of one choice of an answer.
+
+    A character once in a `text` never changes. Every choice ends with exactly one chunk that has
+    a `finish`; a request that fails raises from the iterator instead.
+
+    Attributes:
+        rid: The request.
+        text: The characters that are new (may be empty).
+        output_ids: The tokens that are new. In the last chunk a trimmed stop's tokens are counted
+            in `completion_tokens` and are part of `output_ids`, but not of `segments`.
+        index: Which of the `n` choices.
+        prompt_tokens: Of the whole prompt.
+        completion_tokens: So far, of this choice.
+        cached_tokens: Prompt tokens that were not computed for this choice.
+        logprobs: One per token in `output_ids`, when asked for.
+        prompt_logprobs: In a choice's first chunk, when asked for: the entries from
+            `logprob_start_len` on, the one at position 0 being None.
+        rendered: In a choice's first chunk: the text of each role mark of the prompt, in order.
+        segments: In the last chunk: what was produced, to be appended to the state: ids, and text
+            for the rest of a token that a trimmed stop cut.
+        finish: In the last chunk: why it ended.
+    """
+
+    rid: str
+    text: str
+    output_ids: list[int]
+    index: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    rendered: list[str] | None = None
+    segments: list[Segment] | None = None
+    finish: Finish | None = None
+
+
+class ScoreRequest(msgspec.Struct, kw_only=True):
+    """Choices to be scored as continuations of a prompt.
+
+    The prompt and a choice are tokenized as one text, so that the border is what it would be in
+    a text; all choices are scored from the first position at which any of them differs from the
+    prompt alone. With `unconditional`, each choice is also scored without the prompt.
+    """
+
+    prompt: Prompt
+    choices: list[str]
+    unconditional: bool = False
+    rid: str | None = None
+    cache_salt: str | None = None
+
+
+class ChoiceScore(msgspec.Struct, kw_only=True):
+    """The tokens of one choice, from the border on, and their logprobs.
+
+    `unconditional` has as many entries; the first is 0.0 where nothing stands before it.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    unconditional: list[float] | None = None
+
+
+class Scores(msgspec.Struct, kw_only=True):
+    """The answer to a `ScoreRequest`: one entry a choice, in order."""
+
+    choices: list[ChoiceScore]
+    prompt_tokens: int
+    cached_tokens: int
+    rendered: list[str] | None = None
+
+
+class Backend(Protocol):
+    """Who runs the requests of programs. All methods run on `boughs.lang.loop`'s event loop."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """The chunks of the answer. Closing the iterator before its end aborts the request."""
+        ...
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """The logprobs of each choice."""
+        ...
+
+    async def flush_cache(self) -> None:
+        """Forget every cached prefix. Raises `BoughsError` while requests run."""
+        ...
+
+    async def get_server_info(self) -> dict[str, Any]:
+        """What the backend is and how it does, with at least `model_path`."""
+        ...
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """One choice of an answer, whole."""
+
+    rid: str
+    text: str
+    output_ids: list[int]
+    finish: Finish | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    logprobs: list[TokenLogprob] | None
+    prompt_logprobs: list[TokenLogprob] | None
+    rendered: list[str]
+    segments: list[Segment]
+    index: int = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Append what is new in `chunk`."""
+        self.text += chunk.text
+        self.output_ids += chunk.output_ids
+        self.finish = chunk.finish
+        self.prompt_tokens = chunk.prompt_tokens
+        self.completion_tokens = chunk.completion_tokens
+        self.cached_tokens = chunk.cached_tokens
+        if chunk.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + chunk.logprobs
+        if chunk.prompt_logprobs is not None:
+            self.prompt_logprobs = chunk.prompt_logprobs
+        if chunk.rendered is not None:
+            self.rendered = chunk.rendered
+        if chunk.segments is not None:
+            self.segments = chunk.segments
+
+    @classmethod
+    def empty(cls, rid: str, index: int = 0) -> Answer:
+        """An answer of which nothing has arrived."""
+        return cls(
+            rid=rid,
+            text="",
+            output_ids=[],
+            finish=None,
+            prompt_tokens=0,
+            completion_tokens=0,
+            cached_tokens=0,
+            logprobs=None,
+            prompt_logprobs=None,
+            rendered=[],
+            segments=[],
+            index=index,
+        )
+
+
+async def collect(chunks: AsyncIterable[Chunk]) -> list[Answer]:
+    """The answers that the chunks make up, one a choice, in the order of their index."""
+    answers: dict[int, Answer] = {}
+    async for chunk in chunks:
+        if chunk.index not in answers:
+            answers[chunk.index] = Answer.empty(chunk.rid, chunk.index)
+        answers[chunk.index].add(chunk)
+    return [answers[index] for index in sorted(answers)]

@@ -1,0 +1,128 @@
+"""Every error that Boughs raises for something a caller can cause.
+
+    BoughsError
+    ├── InvalidRequest (400)     a parameter or an argument is wrong; names it
+    │   ├── Unsupported (400)    a feature that the model or backend does not have
+    │   ├── Unservable (400)     a prompt that can never fit the pool or the context
+    │   └── GrammarError (400)   a regex, schema or grammar that cannot be compiled
+    ├── Unauthorized (401)
+    ├── NotFound (404)           a model, a path, a variable of a program
+    ├── RequestTimeout (408)
+    ├── Overloaded (429)         the queue is full; try again
+    ├── RequestAborted (499)     the request was ended before it was complete
+    ├── EngineDied (500)         the engine core ended and could not be started again
+    ├── Incomplete (500)         a typed value was cut before it was complete
+    ├── BackendError (502)       what a remote answered that is none of the above
+    └── ProgramError             an error inside a program: where, and chained to its cause
+
+`as_error` turns the plain form (`kind`, `message`) that crosses a process or the wire back into
+the error itself. This module knows nothing of requests, programs or servers.
+"""
+
+from __future__ import annotations
+
+
+class BoughsError(Exception):
+    """The root of all errors that Boughs raises."""
+
+    status = 500
+
+
+class InvalidRequest(BoughsError, ValueError):
+    """A parameter or an argument is wrong. The message names the field and the mend.
+
+    Args:
+        message: What is wrong and how to mend it.
+        param: The field at fault, as the caller wrote it.
+    """
+
+    status = 400
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Unsupported(InvalidRequest):
+    """A feature that this model or backend does not have."""
+
+
+class Unservable(InvalidRequest):
+    """A prompt that can never fit the pool or the context."""
+
+
+class GrammarError(InvalidRequest):
+    """A regex, schema or grammar that cannot be compiled."""
+
+
+class Unauthorized(BoughsError):
+    """The API key is missing or wrong."""
+
+    status = 401
+
+
+class NotFound(BoughsError, LookupError):
+    """A model, a path or a variable does not exist."""
+
+    status = 404
+
+
+class RequestTimeout(BoughsError, TimeoutError):
+    """A deadline passed before the answer was complete."""
+
+    status = 408
+
+
+class Overloaded(BoughsError):
+    """The queue is full. `retry_after` is in seconds."""
+
+    status = 429
+    retry_after = 1.0
+
+
+class RequestAborted(BoughsError):
+    """The request was ended before it was complete."""
+
+    status = 499
+
+
+class EngineDied(BoughsError):
+    """The engine core ended and could not be started again."""
+
+
+class Incomplete(BoughsError):
+    """A typed value was cut before it was complete."""
+
+
+class BackendError(BoughsError):
+    """A remote answered something that is no other error of ours."""
+
+    status = 502
+
+
+class ProgramError(BoughsError):
+    """An error inside a program. The message says where; `__cause__` is the error itself."""
+
+
+_BY_NAME: dict[str, type[BoughsError]] = {
+    cls.__name__: cls
+    for cls in (
+        InvalidRequest,
+        Unsupported,
+        Unservable,
+        GrammarError,
+        Unauthorized,
+        NotFound,
+        RequestTimeout,
+        Overloaded,
+        RequestAborted,
+        EngineDied,
+        Incomplete,
+        BackendError,
+    )
+}
+
+
+def as_error(kind: str, message: str) -> BoughsError:
+    """The error whose class is called `kind`; an unknown kind gives a `BackendError`."""
+    return _BY_NAME.get(kind, BackendError)(message)

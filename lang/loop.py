@@ -1,0 +1,64 @@
+"""The event loop on which programs and in-process backends run.
+
+One daemon thread a process, started at first use. Everything that the language awaits is awaited
+there; plain code of the user never runs on it, so it is never held up. This module knows neither
+programs nor backends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""By process id: a forked child has no thread that would run its parent's loop."""
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The process's loop; starts it where there is none."""
+    with _lock:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="boughs-loop", daemon=True).start()
+            _loops.clear()
+            _loops[os.getpid()] = loop
+        return loop
+
+
+def on_loop() -> bool:
+    """Whether the caller runs on the background loop (where it must await and never block)."""
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return running is _loops.get(os.getpid())
+
+
+def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start `coroutine` on the loop from any thread."""
+    return asyncio.run_coroutine_threadsafe(coroutine, background_loop())
+
+
+def run(coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+    """Run `coroutine` on the loop and wait for its result. An interrupt cancels it.
+
+    Raises:
+        RuntimeError: Called on the loop itself, which would wait for ever.
+    """
+    if on_loop():
+        coroutine.close()
+        raise RuntimeError("this call waits; on Boughs's own loop use the async form")
+    future = submit(coroutine)
+    try:
+        return future.result(timeout)
+    except BaseException:
+        future.cancel()
+        raise

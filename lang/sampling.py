@@ -1,0 +1,252 @@
+"""The sampling parameters: the one definition that the language, the Python API, HTTP and the core share.
+
+Defaults are SGLang's. Aliases are declared here and nowhere else. The struct itself crosses the
+process border (msgspec), so it is plain data; what depends on a model (its context, its
+vocabulary) is checked by the engine's front, against the limits that its core reports.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from boughs.lang.errors import InvalidRequest, Unsupported
+
+ALIASES = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "sampling_seed": "seed",
+}
+"""Other spellings of a field, in every interface."""
+
+NOT_YET = {
+    "structural_tag": "structural tags",
+    "beam_width": "beam search",
+    "best_of": "best_of",
+    "length_penalty": "beam search",
+    "allowed_token_ids": "allowed_token_ids",
+    "bad_words": "bad_words",
+    "custom_params": "custom logit processors",
+    "stream_interval": "stream_interval",
+}
+"""Fields of SGLang and vLLM that we know and do not have; they are refused by name."""
+
+MAX_STOPS = 32
+MAX_STOP_REGEX_BYTES = 256
+GREEDY_BELOW = 1e-6
+"""Temperatures below this one are greedy, as in SGLang."""
+
+CONSTRAINTS = ("regex", "json_schema", "ebnf")
+"""The fields of which at most one may be set."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose the next token, and when to end.
+
+    Attributes:
+        max_new_tokens: At most this many tokens; 0 only prefills; None means up to the context.
+        min_new_tokens: No stop of any kind before this many tokens.
+        temperature: Divides the logits; below 1e-6 decoding is greedy.
+        top_p: Keep the smallest set of most likely tokens whose probability reaches this.
+        top_k: Keep this many most likely tokens; -1 keeps all.
+        min_p: Keep tokens at least this likely relative to the most likely one.
+        frequency_penalty: Subtracted from a logit per occurrence in the output, -2 to 2.
+        presence_penalty: Subtracted once from the logit of a token in the output, -2 to 2.
+        repetition_penalty: Divides (multiplies, below 0) logits of tokens in prompt or output
+            (CTRL, arXiv 1909.05858).
+        logit_bias: Added to the logits of these token ids.
+        stop: Strings that end the output; the earliest in the text wins.
+        stop_token_ids: Tokens that end the output, beside the model's own EOS.
+        stop_regex: Patterns (of the `regex` package) that end the output.
+        ignore_eos: Do not end at the model's EOS.
+        no_stop_trim: Keep the matched stop at the end of the text.
+        skip_special_tokens: Leave special tokens out of the text.
+        spaces_between_special_tokens: Only True: tokenizers of today know no other way.
+        n: Number of choices.
+        seed: Seed of the choice's random numbers; drawn by the front when None.
+        regex: The output matches this regular expression, wholly.
+        json_schema: The output is JSON that is valid under this schema (a JSON string).
+        ebnf: The output is derived from this grammar (Lark's dialect of llguidance).
+        priority: Higher runs earlier, under the `priority` policy.
+        cache_salt: Requests of different salts share no cached prefix.
+        timeout: Seconds from arrival after which the request ends with `RequestTimeout`.
+    """
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    n: int = 1
+    seed: int | None = None
+    regex: str | None = None
+    json_schema: str | None = None
+    ebnf: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    timeout: float | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken, without a random number."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def constraint(self) -> tuple[str, str] | None:
+        """The kind and source of the grammar that the output obeys, if any."""
+        for kind in CONSTRAINTS:
+            source = getattr(self, kind)
+            if source is not None:
+                return kind, source
+        return None
+
+    @property
+    def stops_in_text(self) -> bool:
+        """Whether only the text, and so only the front, can tell the end."""
+        return bool(self.stop or self.stop_regex)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> SamplingParams:
+        """Validated parameters from a mapping that a user wrote.
+
+        `None` stands for the default, one string or int for a list of one, an empty string for
+        "unset". Aliases are resolved.
+
+        Args:
+            values: Field names or aliases to values.
+            where: What stands before a field's name in an error (`sampling_params.`).
+
+        Raises:
+            InvalidRequest: Names the field, its value and what is allowed.
+            Unsupported: A field that is known elsewhere and missing here.
+        """
+        fields: dict[str, Any] = {}
+        for key, value in values.items():
+            if key in NOT_YET:
+                if value is None:
+                    continue
+                raise Unsupported(f"{where}{key}: {NOT_YET[key]} is not supported", f"{where}{key}")
+            name = ALIASES.get(key, key)
+            if name not in cls.__struct_fields__:
+                raise InvalidRequest(_unknown(key, where), f"{where}{key}")
+            if name in fields:
+                raise InvalidRequest(
+                    f"{where}{key}: given twice, it is another name of {name}", f"{where}{key}"
+                )
+            if value is None and name != "max_new_tokens":
+                continue
+            fields[name] = _widened(name, value)
+        try:
+            params = msgspec.convert(fields, cls)
+        except msgspec.ValidationError as error:
+            raise _named(error, where) from None
+        params.check(where)
+        return params
+
+    def check(self, where: str = "") -> None:
+        """Raise `InvalidRequest` for the first field whose value is out of range."""
+        for name, bad, allowed in self._bounds():
+            if bad:
+                value = getattr(self, name)
+                raise InvalidRequest(f"{where}{name} must be {allowed}, got {value!r:.80}", where + name)
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidRequest(
+                f"{where}{given[1]}: at most one of {', '.join(CONSTRAINTS)} may be given, "
+                f"got {' and '.join(given)}",
+                where + given[1],
+            )
+        if not self.spaces_between_special_tokens:
+            raise Unsupported(
+                f"{where}spaces_between_special_tokens: only true is supported",
+                f"{where}spaces_between_special_tokens",
+            )
+
+    def _bounds(self) -> tuple[tuple[str, bool, str], ...]:
+        """(field, whether it is out of range, what is allowed)."""
+        most, bias = self.max_new_tokens, self.logit_bias or {}
+        return (
+            ("max_new_tokens", most is not None and most < 0, "at least 0"),
+            ("min_new_tokens", self.min_new_tokens < 0, "at least 0"),
+            (
+                "min_new_tokens",
+                most is not None and self.min_new_tokens > most,
+                f"at most max_new_tokens ({most})",
+            ),
+            ("temperature", not 0 <= self.temperature < math.inf, "a finite number of at least 0"),
+            ("top_p", not 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k < 1 and self.top_k != -1, "at least 1, or -1 for all"),
+            ("min_p", not 0 <= self.min_p <= 1, "from 0 to 1"),
+            ("frequency_penalty", not -2 <= self.frequency_penalty <= 2, "from -2 to 2"),
+            ("presence_penalty", not -2 <= self.presence_penalty <= 2, "from -2 to 2"),
+            ("repetition_penalty", not 0 < self.repetition_penalty <= 2, "above 0 and at most 2"),
+            ("logit_bias", not all(-100 <= v <= 100 for v in bias.values()), "from -100 to 100"),
+            ("stop", len(self.stop) > MAX_STOPS, f"at most {MAX_STOPS} strings"),
+            ("stop", "" in self.stop, "strings that are not empty"),
+            ("stop_regex", len(self.stop_regex) > MAX_STOPS, f"at most {MAX_STOPS} patterns"),
+            (
+                "stop_regex",
+                any(len(p.encode("utf-8", "replace")) > MAX_STOP_REGEX_BYTES for p in self.stop_regex),
+                f"patterns of at most {MAX_STOP_REGEX_BYTES} bytes",
+            ),
+            ("n", not 1 <= self.n <= 128, "from 1 to 128"),
+            ("seed", self.seed is not None and not 0 <= self.seed < 2**63, "from 0 to 2**63 - 1"),
+            ("priority", abs(self.priority) >= 2**31, "a 32-bit integer"),
+            (
+                "timeout",
+                self.timeout is not None and not 0 < self.timeout < math.inf,
+                "above 0 and finite",
+            ),
+        )
+
+
+def _widened(name: str, value: Any) -> Any:
+    """What a user may write for a field, as what the field holds."""
+    if name in ("stop", "stop_regex"):
+        if value == "":
+            return ()
+        return (value,) if isinstance(value, str) else value
+    if name == "stop_token_ids" and isinstance(value, int):
+        return (value,)
+    if name in CONSTRAINTS and value == "":
+        return None
+    if name == "logit_bias" and isinstance(value, Mapping):
+        return {_int_key(key): bias for key, bias in value.items()}
+    return value
+
+
+def _int_key(key: Any) -> Any:
+    """JSON has only string keys; everything but a whole number is left for the type check."""
+    if isinstance(key, str) and key.isascii() and key.isdigit():
+        return int(key)
+    return key
+
+
+def _unknown(key: str, where: str) -> str:
+    known = ", ".join(SamplingParams.__struct_fields__)
+    return f"{where}{key}: unknown parameter; there are {known}"
+
+
+def _named(error: msgspec.ValidationError, where: str) -> InvalidRequest:
+    """msgspec says "Expected `int`, got `str` - at `$.n`"; put the field first."""
+    what, _, place = str(error).partition(" - at `")
+    field = place.rstrip("`").removeprefix("$").removeprefix(".") or "parameters"
+    if field.startswith(("[", "key")):
+        field = "logit_bias"
+    return InvalidRequest(f"{where}{field}: {what[0].lower()}{what[1:]}", f"{where}{field}")

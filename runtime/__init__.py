@@ -1,0 +1,1 @@
+"""The runtime: models, scheduler, engine, server and command line."""

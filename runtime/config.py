@@ -1,0 +1,100 @@
+"""How an engine is set up: one definition, from which the CLI's flags and the docs are made.
+
+Every field carries its help text. `EngineConfig` is plain data: the front hands it to the core
+process as JSON. This module knows no model and no request.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from boughs.lang.errors import InvalidRequest
+
+
+def _help(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one engine: a model, its cache and its scheduler."""
+
+    model_path: Annotated[str, _help("an alias, a folder, a GGUF file or a hub name")]
+    dtype: Annotated[
+        Literal["float32"], _help("number format of weights, activations and KV cache")
+    ] = "float32"
+    page_size: Annotated[int, _help("tokens per page of the KV cache")] = 16
+    kv_memory: Annotated[
+        str | None,
+        _help("memory for the KV cache, as 512M or 4G; default 40 %% of what is free, at most 8G on CPU"),
+    ] = None
+    context_length: Annotated[
+        int | None, _help("longest prompt and output together, in tokens; default the model's own")
+    ] = None
+    threads: Annotated[
+        int | None, _help("cores to compute on; default those that this process may use")
+    ] = None
+    max_batched_tokens: Annotated[int, _help("tokens that one step may compute")] = 256
+    max_running_requests: Annotated[int, _help("requests that decode at once")] = 256
+    max_queued_requests: Annotated[
+        int, _help("requests that may wait; more are refused with 429")
+    ] = 4096
+    schedule_policy: Annotated[
+        Literal["lpm", "fcfs"],
+        _help("order of waiting requests: longest cached prefix first, or first come first served"),
+    ] = "lpm"
+    attention_backend: Annotated[
+        Literal["auto", "cpu", "reference"], _help("kernels for attention")
+    ] = "auto"
+    disable_radix_cache: Annotated[bool, _help("keep no prefix after its request has ended")] = False
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "max_batched_tokens", "max_running_requests", "max_queued_requests"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} must be at least 1, got {getattr(self, name)}", name)
+        for name in ("context_length", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} must be at least 1, got {value}", name)
+        if self.kv_memory is not None:
+            parse_bytes(self.kv_memory)
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
+        """The config that keyword arguments of a user describe.
+
+        Raises:
+            InvalidRequest: An unknown name, a wrong type or a value out of range; names it.
+        """
+        for name in kwargs:
+            if name not in cls.__struct_fields__:
+                raise InvalidRequest(
+                    f"{name}: unknown engine argument; there are {', '.join(cls.__struct_fields__)}",
+                    name,
+                )
+        plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in kwargs.items()}
+        try:
+            return msgspec.convert(plain, cls)
+        except msgspec.ValidationError as error:
+            cause = error.__cause__
+            if isinstance(cause, InvalidRequest):
+                raise cause from None
+            what, _, place = str(error).partition(" - at `$.")
+            field = place.rstrip("`") or "model_path"
+            raise InvalidRequest(f"{field}: {what[0].lower()}{what[1:]}", field) from None
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_bytes(text: str) -> int:
+    """The number of bytes that `text` (`512M`, `4G`, `4GiB`, `1073741824`) stands for."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if size < 1:
+        raise InvalidRequest(f"kv_memory must be a size like 512M or 4G, got {text!r}", "kv_memory")
+    return size

@@ -1,0 +1,153 @@
+"""What the front and the core say to each other: plain data, msgpack on the wire.
+
+The front owns text and validates; the core owns tokens and KV. A request with `n` choices is `n`
+submissions here, which share their prefix through the tree. `key` is a number that the front
+draws, unique in the engine's life, so that no two submissions meet whatever their users call them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from boughs.lang.sampling import SamplingParams
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What the core can serve; the front validates against it.
+
+    `context_length` and `pool_tokens` bound prompt and output together, in tokens.
+    """
+
+    model_path: str
+    vocab_size: int
+    context_length: int
+    pool_tokens: int
+    page_size: int
+    num_pages: int
+    eos_token_ids: tuple[int, ...]
+    attention_backend: str
+    dtype: str
+
+
+# ---- front to core ----
+
+
+class Submit(msgspec.Struct, kw_only=True, tag="submit"):
+    """Run one choice of a request.
+
+    Attributes:
+        key: The submission.
+        prompt_ids: The whole prompt.
+        output_ids: Tokens already produced, on replay. They count as output.
+        params: With `seed` and `max_new_tokens` set. The core ignores the text's stops.
+        choice: The choice's index, for its random numbers.
+        namespace: Requests of different namespaces share no cached prefix.
+        logprobs: Whether output logprobs are wanted.
+        top_logprobs: How many alternatives at each position.
+        prompt_logprobs_from: Positions from this one on get logprobs; None is none.
+        confirm: The front reads the text for stops: it sends `Finish` at the end of every such
+            submission, and the core keeps the pages until it came.
+    """
+
+    key: int
+    prompt_ids: list[int]
+    output_ids: list[int] = []
+    params: SamplingParams
+    choice: int = 0
+    namespace: str = ""
+    logprobs: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs_from: int | None = None
+    confirm: bool = False
+
+
+class Finish(msgspec.Struct, tag="finish"):
+    """The text ended: the output has `length` tokens; what the core made beyond is dropped."""
+
+    key: int
+    length: int
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    """Nobody reads this submission any more. No answer follows."""
+
+    key: int
+
+
+class Call(msgspec.Struct, tag="call"):
+    """Run a method of the core (`flush`, `stats`, `check`) between two steps; a `Reply` follows."""
+
+    id: int
+    method: str
+
+
+class Shutdown(msgspec.Struct, tag="shutdown"):
+    """End now."""
+
+
+ToCore = Submit | Finish | Abort | Call | Shutdown
+
+
+# ---- core to front ----
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The model is loaded."""
+
+    limits: Limits
+
+
+class Output(msgspec.Struct, omit_defaults=True):
+    """What a step made for one submission.
+
+    Attributes:
+        ids: New tokens.
+        logprobs: One per new token.
+        top: Per new token, (token id, logprob) of the most likely ones, best first.
+        cached_tokens: Prompt tokens that were not computed when it was first admitted.
+        prompt_logprobs: Once, with or before the first token: from `prompt_logprobs_from` on.
+        prompt_top: Beside `prompt_logprobs`.
+        finish: `stop`, `length` or None; the last output of a submission has one.
+        matched: The token that ended it, for `stop`.
+        error: (class name, message) when it failed; nothing follows.
+    """
+
+    key: int
+    ids: list[int] = []
+    logprobs: list[float] | None = None
+    top: list[list[tuple[int, float]]] | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: list[float | None] | None = None
+    prompt_top: list[list[tuple[int, float]]] | None = None
+    finish: str | None = None
+    matched: int | None = None
+    error: tuple[str, str] | None = None
+
+
+class Outputs(msgspec.Struct, tag="outputs"):
+    """All that one step made."""
+
+    outputs: list[Output]
+
+
+class Reply(msgspec.Struct, tag="reply"):
+    """The result of a `Call`, or the error (class name, message) that it raised."""
+
+    id: int
+    result: Any = None
+    error: tuple[str, str] | None = None
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The core cannot start, or met a fault of its own and ends. (class name, message)."""
+
+    error: tuple[str, str]
+
+
+FromCore = Ready | Outputs | Reply | Failed
+
+to_core = msgspec.msgpack.Decoder(ToCore)
+from_core = msgspec.msgpack.Decoder(FromCore)
+encode = msgspec.msgpack.Encoder().encode
