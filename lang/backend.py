@@ -25,7 +25,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     Attributes:
         prompt: What to continue.
         params: How. `max_new_tokens=0` only prefills.
-        rid: The request's id, to abort it by; drawn when None. Two running requests cannot share one.
+        rid: The request's id, to abort it by; drawn when None. No two running requests share one.
         return_logprob: Whether chunks carry logprobs (of the model's own distribution, before
             temperature, penalties and masks).
         logprob_start_len: Prompt tokens from this position on get logprobs too; -1 is none.

@@ -1,4 +1,4 @@
-"""The sampling parameters: the one definition that the language, the Python API, HTTP and the core share.
+"""The sampling parameters: one definition for the language, the Python API, HTTP and the core.
 
 Defaults are SGLang's. Aliases are declared here and nowhere else. The struct itself crosses the
 process border (msgspec), so it is plain data; what depends on a model (its context, its
@@ -164,7 +164,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name, bad, allowed in self._bounds():
             if bad:
                 value = getattr(self, name)
-                raise InvalidRequest(f"{where}{name} must be {allowed}, got {value!r:.80}", where + name)
+                raise InvalidRequest(
+                    f"{where}{name} must be {allowed}, got {value!r:.80}", where + name
+                )
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidRequest(
@@ -180,7 +182,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _bounds(self) -> tuple[tuple[str, bool, str], ...]:
         """(field, whether it is out of range, what is allowed)."""
-        most, bias = self.max_new_tokens, self.logit_bias or {}
+        most, bias, patterns = self.max_new_tokens, self.logit_bias or {}, self.stop_regex
         return (
             ("max_new_tokens", most is not None and most < 0, "at least 0"),
             ("min_new_tokens", self.min_new_tokens < 0, "at least 0"),
@@ -202,7 +204,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ("stop_regex", len(self.stop_regex) > MAX_STOPS, f"at most {MAX_STOPS} patterns"),
             (
                 "stop_regex",
-                any(len(p.encode("utf-8", "replace")) > MAX_STOP_REGEX_BYTES for p in self.stop_regex),
+                any(len(p.encode("utf-8", "replace")) > MAX_STOP_REGEX_BYTES for p in patterns),
                 f"patterns of at most {MAX_STOP_REGEX_BYTES} bytes",
             ),
             ("n", not 1 <= self.n <= 128, "from 1 to 128"),

@@ -79,7 +79,8 @@ def _segment(item: object, where: str) -> Segment:
     kinds = [key for key in _KINDS if key in item]
     if len(kinds) != 1:
         raise InvalidRequest(
-            f"{where}: a segment has exactly one of the keys text, content, role, ids; got {sorted(item)}",
+            f"{where}: a segment has exactly one of the keys text, content, role, ids; "
+            f"got {sorted(item)}",
             where,
         )
     kind = _KINDS[kinds[0]]

@@ -30,7 +30,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: Annotated[int, _help("tokens per page of the KV cache")] = 16
     kv_memory: Annotated[
         str | None,
-        _help("memory for the KV cache, as 512M or 4G; default 40 %% of what is free, at most 8G on CPU"),
+        _help(
+            "memory for the KV cache, as 512M or 4G; default 40 %% of what is free, at most 8G on CPU"
+        ),
     ] = None
     context_length: Annotated[
         int | None, _help("longest prompt and output together, in tokens; default the model's own")
@@ -50,10 +52,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: Annotated[
         Literal["auto", "cpu", "reference"], _help("kernels for attention")
     ] = "auto"
-    disable_radix_cache: Annotated[bool, _help("keep no prefix after its request has ended")] = False
+    disable_radix_cache: Annotated[bool, _help("keep no prefix after its request has ended")] = (
+        False
+    )
+    check_invariants: Annotated[
+        bool, _help("for debugging: check every page and queue after each step (slow)")
+    ] = False
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_batched_tokens", "max_running_requests", "max_queued_requests"):
+        for name in (
+            "page_size",
+            "max_batched_tokens",
+            "max_running_requests",
+            "max_queued_requests",
+        ):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} must be at least 1, got {getattr(self, name)}", name)
         for name in ("context_length", "threads"):

@@ -1,0 +1,316 @@
+"""The engine core: a loop of receive, schedule, run, sample, send.
+
+It holds the model, the pages and the queues, and speaks `boughs.runtime.messages` with the front.
+How messages travel is the caller's business: `run` takes a way to receive and a way to send.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boughs.lang.errors import BoughsError, GrammarError, InvalidRequest
+from boughs.radix import PrefixCache
+from boughs.runtime.config import EngineConfig
+from boughs.runtime.core.grammar import GrammarCompiler, Matcher
+from boughs.runtime.core.request import Request
+from boughs.runtime.core.runner import ModelRunner
+from boughs.runtime.core.sampler import RowState, sample, top_logprobs
+from boughs.runtime.core.scheduler import Scheduler, Step, Work
+from boughs.runtime.messages import (
+    Abort,
+    Call,
+    Finish,
+    FromCore,
+    Limits,
+    Output,
+    Outputs,
+    Ready,
+    Reply,
+    Shutdown,
+    Submit,
+    ToCore,
+)
+
+Receive = Callable[[float | None], list[ToCore]]
+"""Messages that are there; waits up to so many seconds for the first (None: for ever)."""
+
+Send = Callable[[FromCore], None]
+
+
+class Core:
+    """One model, one cache, one queue.
+
+    Args:
+        config: The engine's settings; `model_path` is a resolved folder.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        folder = Path(config.model_path)
+        self.runner = ModelRunner(config, folder)
+        self.cache = PrefixCache(
+            self.runner.num_pages, config.page_size, enabled=not config.disable_radix_cache
+        )
+        self.scheduler = Scheduler(
+            self.cache,
+            config.page_size,
+            config.max_batched_tokens,
+            config.max_running_requests,
+            config.schedule_policy,
+        )
+        self._config = config
+        model = self.runner.model.config
+        self._eos = frozenset(model.eos_token_ids)
+        self.limits = Limits(
+            model_path=config.model_path,
+            vocab_size=model.vocab_size,
+            context_length=self.runner.context_length,
+            pool_tokens=(self.runner.num_pages - 1) * config.page_size,
+            page_size=config.page_size,
+            num_pages=self.runner.num_pages,
+            eos_token_ids=tuple(model.eos_token_ids),
+            attention_backend=self.runner.attention.name,
+            dtype=config.dtype,
+        )
+        self._grammars = GrammarCompiler(folder, model.vocab_size, tuple(model.eos_token_ids))
+        self._arrivals = 0
+
+    def run(self, receive: Receive, send: Send) -> None:
+        """Serve until `Shutdown` arrives. An idle core waits in `receive` and costs nothing."""
+        send(Ready(self.limits))
+        stalled = False
+        while True:
+            outputs: list[Output] = []
+            wait = None if stalled or not self.scheduler.has_work else 0.0
+            for message in receive(wait):
+                if isinstance(message, Shutdown):
+                    return
+                if isinstance(message, Call):
+                    send(self._call(message))
+                else:
+                    self._take(message, outputs)
+            stalled = not self._step(outputs) and self.scheduler.has_work
+            if outputs:
+                send(Outputs(outputs))
+            if self._config.check_invariants:
+                self.scheduler.check()
+
+    # ---- messages ----
+
+    def _take(self, message: Submit | Finish | Abort, outputs: list[Output]) -> None:
+        if isinstance(message, Submit):
+            try:
+                self.scheduler.add(self._request(message))
+            except BoughsError as error:
+                outputs.append(_failure(message.key, error))
+            return
+        request = self.scheduler.find(message.key)
+        if request is None:
+            return  # it has ended meanwhile, which its own output says
+        if isinstance(message, Finish):
+            self.scheduler.finish(request, message.length)
+        else:
+            self.scheduler.abort(request)
+
+    def _request(self, submit: Submit) -> Request:
+        params = submit.params
+        assert params.max_new_tokens is not None, "the front sets max_new_tokens"
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        row = RowState(params, submit.choice, ends)
+        row.note_prompt(submit.prompt_ids)
+        matcher = None
+        if params.constraint is not None:
+            matcher = self._grammars.matcher(*params.constraint)
+            row.ends |= self._eos  # a grammar's end is EOS, also under `ignore_eos`
+        for token in submit.output_ids:
+            row.note_output(token)
+            if matcher is not None:
+                matcher.accept(token)
+        self._arrivals += 1
+        prompt = len(submit.prompt_ids)
+        return Request(
+            submit=submit,
+            arrival=self._arrivals,
+            limit=min(prompt + params.max_new_tokens, self.limits.context_length),
+            tokens=array("i", submit.prompt_ids + submit.output_ids),
+            row=row,
+            matcher=matcher,
+        )
+
+    def _call(self, call: Call) -> Reply:
+        try:
+            return Reply(call.id, result=_CALLS[call.method](self))
+        except BoughsError as error:
+            return Reply(call.id, error=(type(error).__name__, str(error)))
+
+    def flush(self) -> int:
+        """Forget every prefix; refused while requests are in the core. Returns pages freed."""
+        if not self.scheduler.is_empty:
+            sizes = self.scheduler.sizes()
+            raise InvalidRequest(
+                f"flush_cache: {sizes['running']} requests run and {sizes['waiting']} wait; "
+                "flush when none does"
+            )
+        return self.cache.flush()
+
+    def stats(self) -> dict[str, Any]:
+        """Every counter: queues, pages, tokens."""
+        pages = asdict(self.cache.stats())
+        return {**self.scheduler.sizes(), **asdict(self.scheduler.counters), "cache": pages}
+
+    def check(self) -> None:
+        """Raise AssertionError where the pages or queues disagree."""
+        self.scheduler.check()
+
+    # ---- a step ----
+
+    def _step(self, outputs: list[Output]) -> bool:
+        """Run one step; whether there was anything to do."""
+        step = self.scheduler.schedule()
+        for request in step.full:
+            self._end(request, "length")
+            outputs.append(request.output(finish="length"))
+        if not step.works:
+            self.scheduler.computed(step)
+            return bool(step.full)
+        hidden = self.runner.forward(step)
+        self._gather_prompt_logprobs(step, hidden)
+        last = self._last_rows(step)
+        self.scheduler.computed(step)
+        sampling: list[tuple[Request, int]] = []
+        for work, row in last:
+            if work.request.submit.params.max_new_tokens == 0:
+                outputs.append(self._prefilled(work.request))
+            else:
+                sampling.append((work.request, row))
+        if sampling:
+            logits = self.runner.logits(hidden[[row for _, row in sampling]])
+            for (request, _), line in zip(sampling, logits, strict=True):
+                outputs.append(self._sampled(request, line))
+        return True
+
+    def _last_rows(self, step: Step) -> list[tuple[Work, int]]:
+        """The works that reach their request's last token, with that token's row in the step."""
+        rows, at = [], 0
+        for work in step.works:
+            at += work.count
+            if work.start + work.count == len(work.request.tokens):
+                rows.append((work, at - 1))
+        return rows
+
+    def _prefilled(self, request: Request) -> Output:
+        self.scheduler.finish(request)
+        return self._with_prompt_logprobs(request, request.output(finish="length"))
+
+    def _sampled(self, request: Request, logits: Tensor) -> Output:
+        """Sample one token, append it, and end the request if it is the last."""
+        output = request.output()
+        if request.submit.logprobs:
+            logprobs = logits.log_softmax(-1)
+        try:
+            token = self._sample(request, logits)
+        except GrammarError as error:
+            self.scheduler.abort(request)
+            return _failure(request.key, error)
+        if request.submit.logprobs:
+            output.logprobs = [float(logprobs[token])]
+            if request.submit.top_logprobs:
+                output.top = top_logprobs(logprobs[None], request.submit.top_logprobs)
+        request.tokens.append(token)
+        request.row.note_output(token)
+        output.ids = [token]
+        if request.output_len == 1 or not request.submit.output_ids:
+            self._with_prompt_logprobs(request, output)
+        output.finish = self._finish_reason(request, token)
+        if output.finish is not None:
+            if output.finish == "stop" and token in request.row.ends:
+                output.matched = token
+            self._end(request, output.finish)
+        return output
+
+    @torch.inference_mode()
+    def _sample(self, request: Request, logits: Tensor) -> int:
+        matcher = request.matcher
+        mask = None
+        if matcher is not None:
+            mask = matcher.mask(self.limits.vocab_size)
+        token = sample(logits.clone(), request.row, request.output_len, mask)
+        if matcher is not None:
+            matcher.accept(token)
+        return token
+
+    def _finish_reason(self, request: Request, token: int) -> str | None:
+        if token in request.row.ends and request.output_len > request.row.params.min_new_tokens:
+            return "stop"
+        if _complete(request.matcher):
+            return "stop"
+        return "length" if len(request.tokens) >= request.limit else None
+
+    def _end(self, request: Request, finish: str) -> None:
+        request.finish = finish
+        if request.submit.confirm:
+            self.scheduler.end_unconfirmed(request)
+        else:
+            self.scheduler.finish(request)
+
+    # ---- prompt logprobs ----
+
+    def _gather_prompt_logprobs(self, step: Step, hidden: Tensor) -> None:
+        """Append the logprobs of prompt tokens that this step's rows predict."""
+        at = 0
+        for work in step.works:
+            rows = hidden[at : at + work.count]
+            at += work.count
+            request = work.request
+            start = request.submit.prompt_logprobs_from
+            if start is None or request.prompt_logprobs_complete:
+                continue
+            if start + len(request.prompt_logprobs) == 0:
+                request.prompt_logprobs.append(None)
+                request.prompt_top.append([])
+            # The row at position p predicts the token at p + 1.
+            position = start + len(request.prompt_logprobs)
+            end = min(work.start + work.count + 1, request.prompt_len)
+            for logits in self.runner.logit_blocks(
+                rows[position - 1 - work.start : end - 1 - work.start]
+            ):
+                self._append_prompt_logprobs(request, position, logits)
+                position += len(logits)
+
+    @staticmethod
+    def _append_prompt_logprobs(request: Request, position: int, logits: Tensor) -> None:
+        logprobs = logits.log_softmax(-1)
+        ids = torch.tensor(request.tokens[position : position + len(logits)], dtype=torch.int64)
+        request.prompt_logprobs += logprobs.gather(1, ids[:, None])[:, 0].tolist()
+        if request.submit.top_logprobs:
+            request.prompt_top += top_logprobs(logprobs, request.submit.top_logprobs)
+
+    @staticmethod
+    def _with_prompt_logprobs(request: Request, output: Output) -> Output:
+        """Attach the prompt's logprobs to a request's first output."""
+        if request.submit.prompt_logprobs_from is not None and request.output_len <= 1:
+            output.prompt_logprobs = request.prompt_logprobs
+            if request.submit.top_logprobs:
+                output.prompt_top = request.prompt_top
+        return output
+
+
+def _complete(matcher: Matcher | None) -> bool:
+    return matcher is not None and matcher.complete
+
+
+def _failure(key: int, error: BoughsError) -> Output:
+    return Output(key=key, error=(type(error).__name__, str(error)))
+
+
+_CALLS: dict[str, Callable[[Core], Any]] = {
+    "flush": Core.flush,
+    "stats": Core.stats,
+    "check": Core.check,
+}

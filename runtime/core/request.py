@@ -1,0 +1,104 @@
+"""One submission on its way through the scheduler.
+
+A request's tokens are its prompt and its output in one array; `computed` of them have rows in the
+KV cache. It is waiting (no pages), running (it holds a `Sequence` of pages), or ended and kept
+until the front has read its text (`confirm`). This module knows no queue and no model.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from boughs.radix import Sequence
+from boughs.runtime.core.grammar import Matcher
+from boughs.runtime.core.sampler import RowState
+from boughs.runtime.messages import Output, Submit
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The state of one submission.
+
+    Attributes:
+        submit: What the front asked for.
+        arrival: Position in the order of arrival; the last arrived is retracted first.
+        limit: Most tokens (prompt and output) that it may have.
+        tokens: Prompt and output, int32.
+        computed: How many of them have rows in the cache. Without a sequence: 0.
+        sequence: Its pages, while it runs.
+        passes: Scheduling passes that it has waited, for ageing.
+        cached_tokens: Prompt tokens found in the cache when it was first admitted.
+        prompt_logprobs: Gathered chunk by chunk, where they are asked for.
+        row: What the sampler keeps for it.
+        matcher: Its grammar, if it has one.
+        finish: Why the core ended it: `stop` or `length`.
+    """
+
+    submit: Submit
+    arrival: int
+    limit: int
+    tokens: array[int]
+    row: RowState
+    matcher: Matcher | None = None
+    computed: int = 0
+    sequence: Sequence | None = None
+    passes: int = 0
+    cached_tokens: int | None = None
+    prompt_logprobs: list[float | None] = field(default_factory=list)
+    prompt_top: list[list[tuple[int, float]]] = field(default_factory=list)
+    finish: str | None = None
+    common: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> int:
+        """The submission's key."""
+        return self.submit.key
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.submit.prompt_ids)
+
+    @property
+    def output_len(self) -> int:
+        """Tokens produced so far, those of a replay included."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that have no rows yet: 1 in decode, more in prefill."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether it has more to compute than the token sampled last."""
+        return self.remaining > 1 or self.output_len == 0
+
+    @property
+    def matchable(self) -> int:
+        """How many leading tokens may come from the cache.
+
+        At least one is computed, to have logits; prompt logprobs need the logits of the row
+        before their first position. They are gathered once: not again after a retraction.
+        """
+        most = len(self.tokens) - 1
+        start = self.submit.prompt_logprobs_from
+        if start is not None and not self.prompt_logprobs_complete:
+            return max(0, min(most, start + len(self.prompt_logprobs) - 1))
+        return most
+
+    @property
+    def prompt_logprobs_complete(self) -> bool:
+        """Whether every prompt logprob that was asked for has been gathered."""
+        start = self.submit.prompt_logprobs_from
+        return start is None or len(self.prompt_logprobs) >= self.prompt_len - start
+
+    def token_bytes(self, length: int | None = None) -> bytes:
+        """The first `length` tokens as the int32 bytes that the tree keys by."""
+        tokens = self.tokens if length is None else self.tokens[:length]
+        return tokens.tobytes()
+
+    def output(self, **fields: object) -> Output:
+        """An answer to the front about this request."""
+        return Output(key=self.key, cached_tokens=self.cached_tokens or 0, **fields)  # type: ignore[arg-type]

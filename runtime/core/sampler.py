@@ -1,0 +1,158 @@
+"""From logits to the next token.
+
+Every row is treated by itself, so that what shares its batch cannot change it. One uniform number
+is drawn per (seed, choice, index in the output) and inverts the CDF of the tokens that are kept:
+a request that is replayed, retracted or batched otherwise draws the same numbers. This module
+knows no request and no cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from boughs.lang.sampling import SamplingParams
+
+TOP_P_CANDIDATES = 1024
+"""Most likely tokens in which the nucleus is looked for before all are sorted."""
+
+
+def uniform(seed: int, choice: int, index: int) -> float:
+    """The random number in [0, 1) of the output token at `index`."""
+    digest = hashlib.blake2b(struct.pack("<QQQ", seed, choice, index), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+@dataclass(slots=True)
+class RowState:
+    """What the sampler keeps for one request.
+
+    Attributes:
+        params: The request's parameters, `seed` set.
+        choice: Its index among the `n` choices.
+        ends: Tokens that end it (its EOS and `stop_token_ids`).
+        counts: How often each token stands in the output; kept where a penalty needs it.
+        seen: Tokens of prompt and output; kept where `repetition_penalty` needs it.
+    """
+
+    params: SamplingParams
+    choice: int
+    ends: frozenset[int]
+    counts: dict[int, int] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+
+    def note_prompt(self, ids: list[int]) -> None:
+        """Take the prompt into account."""
+        if self.params.repetition_penalty != 1.0:
+            self.seen.update(ids)
+
+    def note_output(self, token: int) -> None:
+        """Take one output token into account."""
+        if self.params.repetition_penalty != 1.0:
+            self.seen.add(token)
+        if self.params.frequency_penalty or self.params.presence_penalty:
+            self.counts[token] = self.counts.get(token, 0) + 1
+
+
+def sample(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -> int:
+    """The next token of one request.
+
+    Args:
+        logits: float32 [vocab], the row's own; changed in place.
+        row: The request's parameters and counts.
+        index: How many output tokens it has.
+        mask: bool [vocab], the tokens that its grammar allows, or None.
+    """
+    params = row.params
+    _penalize(logits, row)
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias))
+        logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype)
+    if mask is not None:
+        logits.masked_fill_(torch.from_numpy(~mask), -torch.inf)
+    if index < params.min_new_tokens and row.ends:
+        _forbid_ends(logits, row.ends)
+    if params.greedy:
+        return int(logits.argmax())
+    probs = kept_probs(logits, params)
+    cdf = probs.double().cumsum(0)
+    drawn = uniform(params.seed or 0, row.choice, index) * float(cdf[-1])
+    at = int(torch.searchsorted(cdf, torch.tensor(drawn, dtype=torch.float64), right=True))
+    # Rounding may leave the draw at the very end, behind the last token that is kept.
+    return at if at < len(probs) and probs[at] > 0 else int(probs.nonzero()[-1])
+
+
+def _penalize(logits: Tensor, row: RowState) -> None:
+    params = row.params
+    if row.seen:
+        ids = torch.tensor(sorted(row.seen))
+        scores = logits[ids]
+        penalty = params.repetition_penalty
+        logits[ids] = torch.where(scores > 0, scores / penalty, scores * penalty)
+    if row.counts:
+        ids = torch.tensor(list(row.counts))
+        counts = torch.tensor(list(row.counts.values()), dtype=logits.dtype)
+        logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
+
+
+def _forbid_ends(logits: Tensor, ends: frozenset[int]) -> None:
+    """Before `min_new_tokens` nothing ends, unless the end is all that a grammar leaves."""
+    ids = torch.tensor(sorted(ends))
+    kept = logits[ids].clone()
+    logits[ids] = -torch.inf
+    if bool(torch.isneginf(logits).all()):
+        logits[ids] = kept
+
+
+def kept_probs(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Probabilities of the tokens that temperature, top-k, top-p and min-p keep; 0 elsewhere.
+
+    The filters are applied in this order, each on the distribution that the one before leaves, as
+    transformers' warpers do. Ties at a border are broken towards the lower token id.
+
+    Args:
+        logits: float32 [vocab].
+        params: Sampling parameters, not greedy.
+    """
+    scaled = (logits - logits.max()) / params.temperature
+    if 0 < params.top_k < len(scaled):
+        threshold = scaled.topk(params.top_k).values[-1]
+        above = scaled > threshold
+        ties = (scaled == threshold).nonzero().flatten()[: params.top_k - int(above.sum())]
+        keep = above.index_fill(0, ties, value=True)
+        scaled = scaled.masked_fill(~keep, -torch.inf)
+    probs = scaled.softmax(0)
+    if params.top_p < 1.0:
+        probs = _nucleus(probs, params.top_p)
+    if params.min_p > 0.0:
+        probs = probs.masked_fill(probs < params.min_p * probs.max(), 0.0)
+    return probs
+
+
+def _nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """`probs` without all but the fewest most likely tokens that reach `top_p` together."""
+    for candidates in (TOP_P_CANDIDATES, len(probs)):
+        values, ids = probs.topk(min(candidates, len(probs)))
+        before = values.double().cumsum(0) - values.double()
+        keep = before < top_p
+        if not bool(keep[-1]) or len(values) == len(probs):
+            break
+    return torch.zeros_like(probs).index_copy_(0, ids[keep], values[keep])
+
+
+def top_logprobs(logprobs: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """The `count` most likely tokens of each row, best first, as (token id, logprob).
+
+    Args:
+        logprobs: float32 [rows, vocab].
+        count: At least 1.
+    """
+    values, ids = logprobs.topk(min(count, logprobs.shape[-1]))
+    return [
+        list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)
+    ]

@@ -1,0 +1,337 @@
+"""Which requests compute which tokens in the next step.
+
+Each step has a token budget. Running decodes come first, one token each; then the chunks of
+running prefills; then waiting requests are admitted, in the order of the policy. When pages run
+out the last arrived is retracted: what it computed stays in the tree, and it waits again.
+
+The scheduler moves requests between its lists and pages through the prefix cache. It runs no
+model and sends nothing: what it decides is a `Step`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from boughs.radix import CopyOrder, OutOfPages, PrefixCache
+from boughs.runtime.core.request import Request
+
+AGED_AFTER = 64
+"""Passes after which a waiting request comes before all that arrived later, whatever the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute the tokens [start, start + count) of a request."""
+
+    request: Request
+    start: int
+    count: int
+
+
+@dataclass(slots=True)
+class Step:
+    """One batch: its work, the copies to carry out before it, and who ended for want of pages."""
+
+    works: list[Work] = field(default_factory=list)
+    copies: list[CopyOrder] = field(default_factory=list)
+    full: list[Request] = field(default_factory=list)
+    tokens: int = 0
+
+    def add(self, request: Request, count: int) -> None:
+        """Compute the next `count` tokens of `request`."""
+        self.works.append(Work(request, request.computed, count))
+        self.tokens += count
+
+    def drop(self, request: Request) -> None:
+        """Compute nothing of `request`."""
+        self.tokens -= sum(work.count for work in self.works if work.request is request)
+        self.works = [work for work in self.works if work.request is not request]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened so far, in tokens or times."""
+
+    hit_tokens: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    retractions: int = 0
+    finished: int = 0
+    aborted: int = 0
+    steps: int = 0
+
+
+class Scheduler:
+    """The queues of one core.
+
+    Args:
+        cache: The prefix cache whose pages requests hold.
+        page_size: Tokens per page.
+        max_batched_tokens: The token budget of a step.
+        max_running: Requests that hold pages at once.
+        policy: `lpm` (longest cached prefix first) or `fcfs`.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        page_size: int,
+        max_batched_tokens: int,
+        max_running: int,
+        policy: Literal["lpm", "fcfs"] = "lpm",
+    ) -> None:
+        self.cache = cache
+        self.counters = Counters()
+        self._page_size = page_size
+        self._budget = max_batched_tokens
+        self._max_running = max_running
+        self._policy = policy
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []  # in the order of arrival
+        self._ended: dict[int, Request] = {}  # by key; pages kept until the front confirms
+        self._by_key: dict[int, Request] = {}
+
+    # ---- the queues ----
+
+    def add(self, request: Request) -> None:
+        """Let a new request wait."""
+        self._waiting.append(request)
+        self._by_key[request.key] = request
+
+    def find(self, key: int) -> Request | None:
+        """The request of this key, unless it has left."""
+        return self._by_key.get(key)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could have anything to do."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request holds a page or wants one."""
+        return not self._by_key
+
+    def sizes(self) -> dict[str, int]:
+        """How many requests are in each state."""
+        return {
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "unconfirmed": len(self._ended),
+        }
+
+    def finish(self, request: Request, length: int | None = None) -> None:
+        """The request has ended: what it computed enters the tree, its pages are given back.
+
+        Args:
+            request: In any state.
+            length: Output tokens that count; later ones are dropped before the tree sees them.
+        """
+        if length is not None and length < request.output_len:
+            del request.tokens[request.prompt_len + length :]
+            request.computed = min(request.computed, len(request.tokens))
+        self._leave(request)
+        self.counters.finished += 1
+
+    def abort(self, request: Request) -> None:
+        """Nobody wants the request any more. What it computed stays cached."""
+        self._leave(request)
+        self.counters.aborted += 1
+
+    def end_unconfirmed(self, request: Request) -> None:
+        """The core has ended the request, and the front may yet shorten it: keep its pages."""
+        self._running.remove(request)
+        self._ended[request.key] = request
+
+    def _leave(self, request: Request) -> None:
+        del self._by_key[request.key]
+        if self._ended.pop(request.key, None) is None:
+            (self._waiting if request.sequence is None else self._running).remove(request)
+        self._give_back(request)
+
+    def _give_back(self, request: Request) -> None:
+        if request.sequence is not None:
+            self.cache.commit(
+                request.sequence, request.token_bytes(request.computed), request.computed
+            )
+            self.cache.release(request.sequence)
+            request.sequence = None
+            request.computed = 0
+
+    # ---- a step ----
+
+    def schedule(self) -> Step:
+        """The next step. Requests in `full` are still running: the caller ends them."""
+        step = Step()
+        for request in list(self._running):
+            if request.sequence is not None and not request.prefilling:
+                self._decode(request, step)
+        for request in self._running:
+            budget = self._budget - step.tokens
+            if budget > 0 and request.prefilling:
+                step.add(request, min(budget, request.remaining))
+        self._admit(step)
+        step.copies = self.cache.take_copies()
+        self.counters.steps += bool(step.works)
+        return step
+
+    def computed(self, step: Step) -> None:
+        """The step's rows are written: account for them, and enter chunks into the tree."""
+        self.cache.copies_done(step.copies)
+        for work in step.works:
+            request = work.request
+            prefill = request.prefilling
+            request.computed = work.start + work.count
+            if prefill:
+                self.counters.prefill_tokens += work.count
+                assert request.sequence is not None
+                self.cache.commit(
+                    request.sequence, request.token_bytes(request.computed), request.computed
+                )
+            else:
+                self.counters.decode_tokens += work.count
+
+    def _decode(self, request: Request, step: Step) -> None:
+        """Give one decode its token, retracting the last arrived while pages are short."""
+        if step.tokens >= self._budget:
+            return
+        while request.sequence is not None:
+            try:
+                self.cache.grow(request.sequence, len(request.tokens))
+            except OutOfPages:
+                victim = self._running[-1]
+                if victim is not request:
+                    self._retract(victim, step)
+                elif len(self._running) > 1:
+                    self._retract(request, step)
+                elif self._ended:
+                    return  # the front is about to give pages back
+                else:
+                    step.full.append(request)
+                    return
+            else:
+                step.add(request, 1)
+                return
+
+    def _retract(self, request: Request, step: Step) -> None:
+        """Take a request's pages; it waits again, before those that have never run."""
+        step.drop(request)
+        self._running.remove(request)
+        self._give_back(request)
+        self._waiting.append(request)
+        self.counters.retractions += 1
+
+    # ---- admission ----
+
+    def _admit(self, step: Step) -> None:
+        if not self._waiting or step.tokens >= self._budget:
+            return
+        if len(self._running) + len(self._ended) >= self._max_running:
+            return
+        admitted = []
+        for request, matched in self._ordered():
+            if step.tokens >= self._budget:
+                break
+            if len(self._running) + len(self._ended) >= self._max_running:
+                break
+            if self._follows(request, matched):
+                continue
+            if self._try_admit(request):
+                admitted.append(request)
+                step.add(request, min(self._budget - step.tokens, request.remaining))
+            elif request.passes >= AGED_AFTER:
+                break  # pages that come free are for the one that waits too long
+        if admitted:
+            taken = set(admitted)
+            self._waiting = [request for request in self._waiting if request not in taken]
+        for request in self._waiting:
+            request.passes += 1
+
+    def _ordered(self) -> list[tuple[Request, int]]:
+        """Waiting requests and how much of each is cached, in the order to try them."""
+        pairs = [
+            (
+                request,
+                self.cache.peek(request.token_bytes(request.matchable), request.submit.namespace),
+            )
+            for request in self._waiting
+        ]
+        aged = AGED_AFTER
+        if self._policy == "fcfs":
+            return sorted(pairs, key=lambda pair: pair[0].arrival)
+        return sorted(
+            pairs,
+            key=lambda pair: (
+                (0, 0, pair[0].arrival)
+                if pair[0].passes >= aged
+                else (1, -pair[1], pair[0].arrival)
+            ),
+        )
+
+    def _follows(self, request: Request, matched: int) -> bool:
+        """Whether a running request is still prefilling a page that this one needs, too."""
+        for leader in self._running:
+            if not leader.prefilling or leader.submit.namespace != request.submit.namespace:
+                continue
+            common = request.common.get(leader.key)
+            if common is None:
+                common = request.common[leader.key] = _common(request, leader)
+            # A prompt's own last token is always computed, so it is nothing to wait for.
+            common = min(common, request.matchable)
+            if leader.computed < common and common - matched >= self._page_size:
+                return True
+        return False
+
+    def _try_admit(self, request: Request) -> bool:
+        """Match and lock the cached prefix and take pages for the rest, if there are enough."""
+        sequence = self.cache.admit(
+            request.token_bytes(request.matchable), request.submit.namespace
+        )
+        length = len(request.tokens)
+        needed = -(-length // self._page_size) - len(sequence.pages)
+        # Each running decode may want a page soon; alone, a request may take all there is.
+        reserve = len(self._running) + (length < request.limit and bool(self._running))
+        try:
+            if self.cache.available() < needed + reserve:
+                raise OutOfPages
+            self.cache.grow(sequence, length)
+        except OutOfPages:
+            self.cache.release(sequence)
+            return False
+        request.sequence = sequence
+        request.computed = sequence.cached
+        if request.cached_tokens is None:
+            request.cached_tokens = min(sequence.cached, request.prompt_len)
+            self.counters.hit_tokens += request.cached_tokens
+        self._running.append(request)
+        self._running.sort(key=lambda r: r.arrival)
+        request.common.clear()
+        return True
+
+    def check(self) -> None:
+        """Raise AssertionError where the queues or the pages disagree."""
+        self.cache.check()
+        for request in self._waiting:
+            assert request.sequence is None, f"waiting request {request.key} holds pages"
+            assert request.computed == 0, f"waiting request {request.key} has rows"
+        for request in (*self._running, *self._ended.values()):
+            assert request.sequence is not None, f"running request {request.key} has no pages"
+            room = len(request.sequence.pages) * self._page_size
+            assert request.computed <= room, f"request {request.key} has rows beyond its pages"
+            assert request.computed <= len(request.tokens), f"request {request.key}: extra rows"
+        every = [*self._waiting, *self._running, *self._ended.values()]
+        assert len(every) == len(self._by_key), "a request is lost or in two queues"
+        assert {r.key for r in every} == set(self._by_key), "the queues and the index disagree"
+        if self.is_empty:
+            stats = self.cache.stats()
+            assert stats.private == 0, f"{stats.private} pages belong to no request"
+
+
+def _common(a: Request, b: Request) -> int:
+    """How many leading tokens two requests share."""
+    length = min(len(a.tokens), len(b.tokens))
+    differ = np.frombuffer(a.tokens, np.int32, length) != np.frombuffer(b.tokens, np.int32, length)
+    return int(differ.argmax()) if differ.any() else length
