@@ -30,9 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: Annotated[int, _help("tokens per page of the KV cache")] = 16
     kv_memory: Annotated[
         str | None,
-        _help(
-            "memory for the KV cache, as 512M or 4G; default 40 %% of what is free, at most 8G on CPU"
-        ),
+        _help("memory for the KV cache, as 512M or 4G; default 40 % of what is free, at most 8G"),
     ] = None
     context_length: Annotated[
         int | None, _help("longest prompt and output together, in tokens; default the model's own")
@@ -84,10 +82,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         for name in kwargs:
             if name not in cls.__struct_fields__:
-                raise InvalidRequest(
-                    f"{name}: unknown engine argument; there are {', '.join(cls.__struct_fields__)}",
-                    name,
-                )
+                known = ", ".join(cls.__struct_fields__)
+                raise InvalidRequest(f"{name}: unknown engine argument; there are {known}", name)
         plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in kwargs.items()}
         try:
             return msgspec.convert(plain, cls)

@@ -1,1 +1,1 @@
-"""The engine core: scheduler, prefix cache, model, sampler. It owns tokens and KV, and sees no text."""
+"""The engine core: scheduler, model, sampler. It owns tokens and KV, and sees no text."""

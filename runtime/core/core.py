@@ -277,9 +277,8 @@ class Core:
             # The row at position p predicts the token at p + 1.
             position = start + len(request.prompt_logprobs)
             end = min(work.start + work.count + 1, request.prompt_len)
-            for logits in self.runner.logit_blocks(
-                rows[position - 1 - work.start : end - 1 - work.start]
-            ):
+            rows = rows[position - 1 - work.start : end - 1 - work.start]
+            for logits in self.runner.logit_blocks(rows):
                 self._append_prompt_logprobs(request, position, logits)
                 position += len(logits)
 

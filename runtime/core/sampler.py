@@ -153,6 +153,5 @@ def top_logprobs(logprobs: Tensor, count: int) -> list[list[tuple[int, float]]]:
         count: At least 1.
     """
     values, ids = logprobs.topk(min(count, logprobs.shape[-1]))
-    return [
-        list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)
-    ]
+    rows = zip(ids.tolist(), values.tolist(), strict=True)
+    return [list(zip(row_ids, row_values, strict=True)) for row_ids, row_values in rows]
