@@ -1,0 +1,48 @@
+# The two commands of the README are `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+MODEL  := smollm2-135m
+
+# With the repository as working directory, `kernels/` must not be imported as the PyPI package
+# of that name, which transformers looks for.
+export PYTHONSAFEPATH := 1
+
+.PHONY: demo install model test test-slow lint bench clean
+
+demo: model
+	$(BIN)/boughs run --model $(MODEL) examples/multi_turn.py
+	$(BIN)/boughs run --model $(MODEL) examples/few_shot.py
+
+install: $(STAMP)
+
+model: $(STAMP)
+	@$(BIN)/boughs pull $(MODEL)
+
+test: model
+	$(BIN)/pytest
+
+test-slow: model
+	$(BIN)/pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: model
+	$(BIN)/python benchmarks/radix.py
+	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/lang.py
+	$(BIN)/python benchmarks/engine.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "Boughs needs Python 3.11 to 3.13, this is %d.%d; name another one: make PYTHON=python3.12" % v)'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python has no venv: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev,bench]'
+	@touch $@
