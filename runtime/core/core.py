@@ -20,7 +20,7 @@ from boughs.radix import PrefixCache
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.core.grammar import GrammarCompiler, Matcher
 from boughs.runtime.core.request import Request
-from boughs.runtime.core.runner import ModelRunner
+from boughs.runtime.core.runner import ModelRunner, Runner
 from boughs.runtime.core.sampler import RowState, sample, top_logprobs
 from boughs.runtime.core.scheduler import Scheduler, Step, Work
 from boughs.runtime.messages import (
@@ -43,17 +43,21 @@ Receive = Callable[[float | None], list[ToCore]]
 
 Send = Callable[[FromCore], None]
 
+LOGIT_ROWS = 256
+"""Rows whose logits are made at once: 256 rows of 49,152 tokens take 50 MB."""
+
 
 class Core:
     """One model, one cache, one queue.
 
     Args:
         config: The engine's settings; `model_path` is a resolved folder.
+        runner: What computes; by default the model in that folder.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, runner: Runner | None = None) -> None:
         folder = Path(config.model_path)
-        self.runner = ModelRunner(config, folder)
+        self.runner = ModelRunner(config, folder) if runner is None else runner
         self.cache = PrefixCache(
             self.runner.num_pages, config.page_size, enabled=not config.disable_radix_cache
         )
@@ -65,20 +69,20 @@ class Core:
             config.schedule_policy,
         )
         self._config = config
-        model = self.runner.model.config
-        self._eos = frozenset(model.eos_token_ids)
+        eos = self.runner.eos_token_ids
+        self._eos = frozenset(eos)
         self.limits = Limits(
             model_path=config.model_path,
-            vocab_size=model.vocab_size,
+            vocab_size=self.runner.vocab_size,
             context_length=self.runner.context_length,
             pool_tokens=(self.runner.num_pages - 1) * config.page_size,
             page_size=config.page_size,
             num_pages=self.runner.num_pages,
-            eos_token_ids=tuple(model.eos_token_ids),
-            attention_backend=self.runner.attention.name,
+            eos_token_ids=eos,
+            attention_backend=self.runner.attention_name,
             dtype=config.dtype,
         )
-        self._grammars = GrammarCompiler(folder, model.vocab_size, tuple(model.eos_token_ids))
+        self._grammars = GrammarCompiler(folder, self.runner.vocab_size, eos)
         self._arrivals = 0
 
     def run(self, receive: Receive, send: Send) -> None:
@@ -225,8 +229,7 @@ class Core:
         request.tokens.append(token)
         request.row.note_output(token)
         output.ids = [token]
-        if request.output_len == 1 or not request.submit.output_ids:
-            self._with_prompt_logprobs(request, output)
+        self._with_prompt_logprobs(request, output)
         output.finish = self._finish_reason(request, token)
         if output.finish is not None:
             if output.finish == "stop" and token in request.row.ends:
@@ -277,10 +280,10 @@ class Core:
             # The row at position p predicts the token at p + 1.
             position = start + len(request.prompt_logprobs)
             end = min(work.start + work.count + 1, request.prompt_len)
-            rows = rows[position - 1 - work.start : end - 1 - work.start]
-            for logits in self.runner.logit_blocks(rows):
-                self._append_prompt_logprobs(request, position, logits)
-                position += len(logits)
+            for at_row in range(position - 1 - work.start, end - 1 - work.start, LOGIT_ROWS):
+                block = rows[at_row : min(at_row + LOGIT_ROWS, end - 1 - work.start)]
+                self._append_prompt_logprobs(request, position, self.runner.logits(block))
+                position += len(block)
 
     @staticmethod
     def _append_prompt_logprobs(request: Request, position: int, logits: Tensor) -> None:

@@ -7,9 +7,9 @@ of the rows that are asked for. This module decides nothing about requests.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,8 +26,24 @@ from boughs.runtime.models.llama import load_model
 DTYPES = {"float32": torch.float32}
 KV_SHARE = 0.4
 KV_MOST = 8 << 30
-LOGIT_ROWS = 256
-"""Rows whose logits are made at once: 256 rows of 49,152 tokens take 50 MB."""
+
+
+class Runner(Protocol):
+    """What the core needs of a model: its sizes, and the way from a step to logits."""
+
+    vocab_size: int
+    context_length: int
+    num_pages: int
+    eos_token_ids: tuple[int, ...]
+    attention_name: str
+
+    def forward(self, step: Step) -> Tensor:
+        """Compute the step's tokens; hidden states [step.tokens, hidden] of all of them."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits [rows, vocab], float32, of hidden states [rows, hidden]."""
+        ...
 
 
 class ModelRunner:
@@ -45,6 +61,7 @@ class ModelRunner:
         self.model = load_model(folder, dtype)
         model = self.model.config
         self.vocab_size = model.vocab_size
+        self.eos_token_ids = tuple(model.eos_token_ids)
         self.context_length = min(config.context_length or model.max_position, model.max_position)
         if config.context_length is not None and config.context_length > model.max_position:
             raise InvalidRequest(
@@ -81,6 +98,7 @@ class ModelRunner:
             ),
             threads=threads,
         )
+        self.attention_name = self.attention.name
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
@@ -127,11 +145,6 @@ class ModelRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocab] of hidden states [rows, hidden]."""
         return self.model.logits(hidden)
-
-    def logit_blocks(self, hidden: Tensor) -> Iterator[Tensor]:
-        """The same in blocks of rows, for many rows."""
-        for start in range(0, len(hidden), LOGIT_ROWS):
-            yield self.logits(hidden[start : start + LOGIT_ROWS])
 
 
 def _pages(work: Work) -> list[int]:
