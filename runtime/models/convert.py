@@ -1,0 +1,63 @@
+"""A GGUF file as the folder that transformers and `load_model` read.
+
+`write_description` writes the small files, `write_weights` the float32 safetensors, one tensor in
+memory at a time. This module knows nothing of where folders are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from .gguf import GgufFile
+from .progress import Report
+
+WEIGHTS = "model.safetensors"
+
+
+def write_description(file: GgufFile, folder: Path) -> None:
+    """Write config, generation config, tokenizer and chat template of `file` into `folder`."""
+    from .gguf_tokenizer import build_tokenizer
+
+    tokenizer, settings = build_tokenizer(file)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(folder / "tokenizer_config.json", settings)
+    _write_configs(file, folder)
+
+
+def weights_size(file: GgufFile) -> int:
+    """The bytes that the float32 weights take."""
+    return sum(4 * math.prod(shape) for _, shape, _ in file.tensors())
+
+
+def write_weights(file: GgufFile, folder: Path, progress: Report) -> None:
+    """Write `file`'s tensors in float32 to `model.safetensors` in `folder`, beside its configs.
+
+    The format is https://github.com/huggingface/safetensors#format: the length of a JSON header
+    (8 bytes, little endian), the header, and the tensors' bytes one behind another.
+    """
+    _write_configs(file, folder)
+    tensors = list(file.tensors())
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape, _ in tensors:
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / WEIGHTS).open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for name, _, load in tensors:
+            out.write(load().data)
+            progress("converting to float32", header[name]["data_offsets"][1] / end)
+
+
+def _write_configs(file: GgufFile, folder: Path) -> None:
+    _write_json(folder / "config.json", file.config())
+    _write_json(folder / "generation_config.json", file.generation_config())
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
