@@ -147,8 +147,9 @@ def _context(config: Any) -> int:
     """
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None)
+    longest = config.max_position_embeddings
     slides = window is not None and (layers is None or "sliding_attention" in layers)
-    return min(config.max_position_embeddings, window) if slides else config.max_position_embeddings
+    return int(min(longest, window) if slides else longest)
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:

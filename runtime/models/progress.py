@@ -24,9 +24,9 @@ def bar() -> Iterator[Report]:
         yield silent
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         tasks: dict[str, TaskID] = {}
 
