@@ -1,0 +1,34 @@
+"""What tests of several folders share: modules of `fixtures/`, and models."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def load_fixture(name):
+    """The module `fixtures/<name>.py`, imported once."""
+    module_name = f"boughs_fixtures_{name}"
+    if module_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module_name, FIXTURES / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[module_name]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """The folder of a tiny random model with a tokenizer and a chat template."""
+    return load_fixture("tiny_models").make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def demo_model():
+    """The folder of the demo model; it is pulled where it is missing."""
+    from boughs.runtime.models.store import resolve
+
+    return resolve("smollm2-135m")
