@@ -1,0 +1,223 @@
+"""The engine in this process, with SGLang's Python interface.
+
+    with Engine(model_path="smollm2-135m") as engine:
+        print(engine.generate("Once upon a time", {"max_new_tokens": 16})["text"])
+
+Its front runs on `boughs.lang.loop`'s event loop, its core in a process of its own. As a backend of
+programs it is known by `endpoint`. This module knows neither programs nor HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from boughs.lang import loop
+from boughs.lang.backend import Prompt, ScoreRequest, Scores
+from boughs.runtime.config import EngineConfig
+from boughs.runtime.front.batch import Batch, Json
+from boughs.runtime.front.front import Front
+from boughs.runtime.front.link import process_link, thread_link
+from boughs.runtime.models.store import resolve
+
+T = TypeVar("T")
+
+
+class Engine:
+    """A model that runs here.
+
+    Args:
+        model_path: An alias, a folder, a GGUF file or a hub name.
+        in_process: Run the core in a thread of this process, for debugging.
+        config: Any field of `EngineConfig`.
+
+    Attributes:
+        endpoint: The backend that programs run on.
+        model_path: The resolved folder.
+
+    Raises:
+        InvalidRequest: A wrong argument; names it.
+        NotFound: No model is called so.
+        BoughsError: The core could not start. No process is left.
+    """
+
+    def __init__(self, model_path: str, *, in_process: bool = False, **config: Any) -> None:
+        settings = EngineConfig.from_kwargs(model_path=model_path, **config)
+        settings = msgspec.structs.replace(settings, model_path=str(resolve(settings.model_path)))
+        self.model_path = settings.model_path
+        self.endpoint = Front(settings, thread_link if in_process else process_link)
+        self._owner = os.getpid()
+        self._closed = False
+        atexit.register(self.shutdown)
+        try:
+            loop.run(self.endpoint.start())
+        except BaseException:
+            self.shutdown()
+            raise
+
+    # ---- generate ----
+
+    def generate(  # noqa: PLR0917 -- SGLang's signature
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        return_logprob: bool | list[bool] = False,
+        logprob_start_len: int | list[int] = -1,
+        top_logprobs_num: int | list[int] = 0,
+        stream: bool = False,
+        rid: str | list[str] | None = None,
+    ) -> Json | list[Json] | Iterator[Json]:
+        """Continue one prompt, or each of a list.
+
+        Args:
+            prompt: Text, or a list of texts. Special tokens in it are parsed.
+            sampling_params: Fields of `SamplingParams`; a list has one for each prompt.
+            input_ids: Token ids in place of `prompt`.
+            return_logprob: Whether `meta_info` holds logprobs.
+            logprob_start_len: Prompt tokens from this position on get logprobs too; -1 is none.
+            top_logprobs_num: This many most likely tokens at each position.
+            stream: Give an iterator over answers that grow (`text` and `output_ids` are all so
+                far); with a list or `n > 1`, `index` says which it is.
+            rid: Ids to abort the requests by.
+
+        Returns:
+            A dict with `text, output_ids, meta_info`; a list of them for a list or `n > 1`.
+
+        Raises:
+            InvalidRequest: A wrong argument; names it.
+            BoughsError: The first request that failed; the others are aborted.
+        """
+        batch = Batch.read(
+            prompt=prompt,
+            sampling_params=sampling_params,
+            input_ids=input_ids,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+            rid=rid,
+        )
+        if stream:
+            return _iterate(batch.stream(self.endpoint))
+        return loop.run(batch.run(self.endpoint))
+
+    async def async_generate(  # noqa: PLR0917 -- SGLang's signature
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        return_logprob: bool | list[bool] = False,
+        logprob_start_len: int | list[int] = -1,
+        top_logprobs_num: int | list[int] = 0,
+        stream: bool = False,
+        rid: str | list[str] | None = None,
+    ) -> Json | list[Json] | AsyncIterator[Json]:
+        """`generate`, to be awaited on any event loop; with `stream` it gives an async iterator."""
+        batch = Batch.read(
+            prompt=prompt,
+            sampling_params=sampling_params,
+            input_ids=input_ids,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+            rid=rid,
+        )
+        if stream:
+            return _iterate_async(batch.stream(self.endpoint))
+        return await _elsewhere(batch.run(self.endpoint))
+
+    def score(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool = False
+    ) -> Scores:
+        """The logprobs of each choice as a continuation of `prompt`.
+
+        Args:
+            prompt: Text, token ids or segments.
+            choices: Texts.
+            unconditional: Whether to score each choice without the prompt too.
+
+        Raises:
+            InvalidRequest: A wrong argument; names it.
+        """
+        request = ScoreRequest(prompt=prompt, choices=list(choices), unconditional=unconditional)
+        return loop.run(self.endpoint.score(request))
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
+        """End the request with exactly this id, or all."""
+
+        async def abort() -> None:
+            if abort_all:
+                self.endpoint.abort_all()
+            else:
+                self.endpoint.abort(rid)
+
+        loop.run(abort())
+
+    # ---- the engine ----
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix. Raises `InvalidRequest` while requests run."""
+        loop.run(self.endpoint.flush_cache())
+
+    def get_server_info(self) -> Json:
+        """Settings, limits and counters; `model_path` is the resolved folder."""
+        return loop.run(self.endpoint.get_server_info())
+
+    def stats(self) -> Json:
+        """Every counter of core and front."""
+        return loop.run(self.endpoint.stats())
+
+    def shutdown(self) -> None:
+        """End the core process, within a bound. What still runs fails. May be called twice."""
+        if self._closed or os.getpid() != self._owner:  # a forked child does not own the core
+            return
+        self._closed = True
+        atexit.unregister(self.shutdown)
+        loop.run(self.endpoint.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+
+async def _elsewhere(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that runs on Boughs's own loop."""
+    return await asyncio.wrap_future(loop.submit(coroutine))
+
+
+async def _next(items: AsyncIterator[Json]) -> Json | None:
+    return await anext(items, None)
+
+
+async def _close(items: AsyncIterator[Json]) -> None:
+    await items.aclose()  # type: ignore[attr-defined]
+
+
+def _iterate(items: AsyncIterator[Json]) -> Iterator[Json]:
+    """The items of an iterator that runs on Boughs's own loop."""
+    try:
+        while (item := loop.run(_next(items))) is not None:
+            yield item
+    finally:
+        loop.run(_close(items))
+
+
+async def _iterate_async(items: AsyncIterator[Json]) -> AsyncIterator[Json]:
+    try:
+        while (item := await _elsewhere(_next(items))) is not None:
+            yield item
+    finally:
+        await _elsewhere(_close(items))

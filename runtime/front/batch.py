@@ -1,0 +1,209 @@
+"""The requests of one call in SGLang's form: one prompt, or a list of them.
+
+Read here for the Python interface: arguments become requests, answers become SGLang's dicts. This
+module knows backends, and no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from boughs.lang.backend import Answer, Backend, Chunk, GenerateRequest, collect
+from boughs.lang.errors import InvalidRequest
+from boughs.lang.meta import meta_info
+from boughs.lang.sampling import SamplingParams
+
+T = TypeVar("T")
+
+Json = dict[str, Any]
+
+MOST_AT_ONCE = 2048
+"""Requests of one call that are given to the backend at once."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Requests, and whether their answer is a list.
+
+    Attributes:
+        requests: In order.
+        is_list: Whether the caller gave a list.
+    """
+
+    requests: list[GenerateRequest]
+    is_list: bool
+
+    @classmethod
+    def read(
+        cls,
+        *,
+        prompt: Any,
+        sampling_params: Any,
+        input_ids: Any,
+        return_logprob: Any,
+        logprob_start_len: Any,
+        top_logprobs_num: Any,
+        rid: Any,
+    ) -> Batch:
+        """The batch that the arguments of `Engine.generate` describe.
+
+        Raises:
+            InvalidRequest: Names the argument.
+        """
+        prompts, is_list = _prompts(prompt, input_ids)
+        count = len(prompts)
+
+        def each(value: Any, kind: type[T], name: str) -> list[T]:
+            values = value if is_list and isinstance(value, list) else [value] * count
+            _require_count(values, count, name)
+            for item in values:
+                if type(item) is not kind:
+                    what = f"{name}: expected {kind.__name__}, got {item!r:.40}"
+                    raise InvalidRequest(what, name)
+            return values
+
+        rids: list[str] | list[None] = [None] * count
+        if is_list and isinstance(rid, str):
+            rids = [f"{rid}-{at}" for at in range(count)]
+        elif rid is not None:
+            rids = each(rid, str, "rid")
+        fields = zip(
+            prompts,
+            _params(sampling_params, count, is_list=is_list),
+            each(return_logprob, bool, "return_logprob"),
+            each(logprob_start_len, int, "logprob_start_len"),
+            each(top_logprobs_num, int, "top_logprobs_num"),
+            rids,
+            strict=True,
+        )
+        requests = [
+            GenerateRequest(
+                prompt=text,
+                params=params,
+                return_logprob=logprob,
+                logprob_start_len=start,
+                top_logprobs_num=top,
+                rid=name,
+            )
+            for text, params, logprob, start, top, name in fields
+        ]
+        return cls(requests, is_list)
+
+    async def run(self, backend: Backend) -> Json | list[Json]:
+        """All answers. The first failure is raised, and ends the others."""
+        gate = asyncio.Semaphore(MOST_AT_ONCE)
+
+        async def one(request: GenerateRequest) -> list[Json]:
+            async with gate:
+                began = time.monotonic()
+                answers = await collect(backend.generate(request))
+                return [_as_json(answer, began) for answer in answers]
+
+        tasks = [asyncio.create_task(one(request)) for request in self.requests]
+        try:
+            results = [result for results in await asyncio.gather(*tasks) for result in results]
+        finally:
+            await _end(tasks)
+        return results if self._gives_list else results[0]
+
+    async def stream(self, backend: Backend) -> AsyncIterator[Json]:
+        """Answers that grow; of several, each says by `index` which it is."""
+        gate = asyncio.Semaphore(MOST_AT_ONCE)
+        chunks: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue()
+
+        async def one(first: int, request: GenerateRequest) -> None:
+            try:
+                async with gate:
+                    async for chunk in backend.generate(request):
+                        chunks.put_nowait((first, chunk))
+            finally:
+                chunks.put_nowait(None)
+
+        began = time.monotonic()
+        tasks, first = [], 0
+        for request in self.requests:
+            tasks.append(asyncio.create_task(one(first, request)))
+            first += request.params.n
+        answers: dict[int, Answer] = {}
+        left = len(tasks)
+        try:
+            while left:
+                item = await chunks.get()
+                if item is None:
+                    left -= 1
+                    for task in tasks:
+                        if task.done():
+                            task.result()
+                    continue
+                index = item[0] + item[1].index
+                answer = answers.setdefault(index, Answer.empty(item[1].rid, item[1].index))
+                answer.add(item[1])
+                result = _as_json(answer, began)
+                yield {**result, "index": index} if self._gives_list else result
+        finally:
+            await _end(tasks)
+
+    @property
+    def _gives_list(self) -> bool:
+        return self.is_list or self.requests[0].params.n > 1
+
+
+async def _end(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _as_json(answer: Answer, began: float) -> Json:
+    return {
+        "text": answer.text,
+        "output_ids": list(answer.output_ids),
+        "meta_info": meta_info(answer, e2e_latency=time.monotonic() - began),
+    }
+
+
+def _prompts(prompt: Any, input_ids: Any) -> tuple[list[Any], bool]:
+    """The prompts, and whether a list of them was given."""
+    if (prompt is None) == (input_ids is None):
+        raise InvalidRequest("prompt: give either prompt or input_ids", "prompt")
+    if input_ids is None:
+        if isinstance(prompt, str):
+            return [prompt], False
+        return _checked(prompt, list[str], "prompt"), True
+    if isinstance(input_ids, list) and input_ids and isinstance(input_ids[0], list):
+        return _checked(input_ids, list[list[int]], "input_ids"), True
+    return [_checked(input_ids, list[int], "input_ids")], False
+
+
+def _checked(value: Any, form: type[list[T]], name: str) -> list[T]:
+    try:
+        return msgspec.convert(value, form)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{name}: {error}", name) from None
+
+
+def _require_count(values: list[Any], count: int, name: str) -> None:
+    if len(values) != count:
+        raise InvalidRequest(f"{name}: {len(values)} values for {count} prompts", name)
+
+
+def _params(value: Any, count: int, *, is_list: bool) -> list[SamplingParams]:
+    name = "sampling_params"
+    if is_list and isinstance(value, list):
+        _require_count(value, count, name)
+        return [_one_params(item, f"{name}[{at}]") for at, item in enumerate(value)]
+    return [_one_params(value, name)] * count
+
+
+def _one_params(value: Any, where: str) -> SamplingParams:
+    if value is None:
+        return SamplingParams()
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{where}: expected a dict, got {value!r:.40}", where)
+    return SamplingParams.from_mapping(value, f"{where}.")

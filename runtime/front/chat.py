@@ -1,0 +1,275 @@
+"""Messages rendered with the model's own chat template.
+
+The template is a program that renders a whole conversation; what a state needs is the text of
+each role mark by itself. It is found by rendering the messages so far with a sentinel in place of
+each content and cutting at the sentinels. This module knows no tokens and no requests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.lang.segments import Content, Ids, Role, Segment, Text
+
+from .tokenizer import Tokenizer
+
+MAX_KNOWN = 4096
+"""Conversations (as roles in turn) whose marks are remembered."""
+
+
+class ChatTemplate:
+    """The chat template of one model.
+
+    Args:
+        tokenizer: Its tokenizer, which holds the template.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._nonce = "x" + secrets.token_hex(8)
+        self._marks: dict[tuple[str, ...], tuple[str, str, str]] = {}
+        """Roles in turn -> the last one's begin before text, begin before a generation, end."""
+
+    def render_roles(self, segments: Sequence[Segment]) -> list[str]:
+        """The text of each role mark of a state, in order.
+
+        An assistant's begin which a generation follows is the template's generation prompt, as
+        far as it has one; every other mark is what the template writes around a content.
+
+        Raises:
+            InvalidRequest: Marks that do not pair, or a conversation that the template refuses.
+            Unsupported: There is no template, or it moves or drops earlier turns.
+        """
+        rendered: list[str] = []
+        roles: list[str] = []
+        is_open = False
+        for at, segment in enumerate(segments):
+            if not isinstance(segment, Role):
+                continue
+            where = f"segments[{at}]"
+            if segment.at == "begin":
+                if is_open:
+                    raise InvalidRequest(
+                        f"{where}: {segment.role} begins inside {roles[-1]}; end that one first",
+                        where,
+                    )
+                roles.append(segment.role)
+            elif not is_open or segment.role != roles[-1]:
+                inside = f"{roles[-1]} is open" if is_open else "no message is open"
+                raise InvalidRequest(f"{where}: {segment.role} ends, but {inside}", where)
+            is_open = segment.at == "begin"
+            before_text, before_output, end = self._marks_of(tuple(roles))
+            if segment.at == "end":
+                rendered.append(end)
+            elif all(isinstance(s, Ids) for s in segments[at + 1 : at + 2]):
+                rendered.append(before_output)
+            else:
+                rendered.append(before_text)
+            if len(rendered) == 1 and at > 0:
+                rendered[0] = rendered[0].removeprefix(self._bos)
+        return rendered
+
+    def render_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> list[Segment]:
+        """A conversation in OpenAI's form as segments; special tokens in contents stay text.
+
+        Args:
+            messages: Dicts with `role`, `content` (a string, a list of text parts, or None), and
+                what else the template knows (`tool_calls`, `name`).
+            add_generation_prompt: Whether an answer of the assistant is to follow.
+            continue_final_message: Whether the last message is to be continued: the rendering
+                ends with its content.
+            kwargs: Passed to the template (`tools`, `enable_thinking`).
+
+        Raises:
+            InvalidRequest: The messages are malformed, or the template refuses them.
+            Unsupported: There is no template, or it rewrites a content that holds special tokens.
+        """
+        plain = _plain_messages(messages)
+        if continue_final_message:
+            add_generation_prompt = False
+            if not plain[-1].get("content"):
+                raise InvalidRequest(
+                    "messages: the last one has no content to continue", "messages"
+                )
+        contents = [message.get("content") or "" for message in plain]
+        marked = [
+            {**message, "content": self._sentinel(at)} if content else message
+            for at, (message, content) in enumerate(zip(plain, contents, strict=True))
+        ]
+        kwargs["add_generation_prompt"] = add_generation_prompt
+        whole, cut = self._render(plain, **kwargs), self._render(marked, **kwargs)
+        for adapt in (str, str.strip):
+            segments = self._filled(cut, [adapt(content) for content in contents])
+            text = "".join(_text_of(segment) for segment in segments)
+            if text == whole:
+                return _up_to_last_content(segments) if continue_final_message else segments
+        if any(special in content for special in self._tokenizer.special for content in contents):
+            raise Unsupported(
+                f"{self._tokenizer.name}: a message holds the text of a special token, and the "
+                "chat template rewrites it; take it out of the message",
+                "messages",
+            )
+        if continue_final_message:
+            raise Unsupported(
+                f"{self._tokenizer.name}: the chat template rewrites the last message, which can "
+                "therefore not be continued",
+                "messages",
+            )
+        return [Text(whole)]
+
+    # ---- role marks ----
+
+    @property
+    def _bos(self) -> str:
+        return self._tokenizer.hf.bos_token or ""
+
+    def _marks_of(self, roles: tuple[str, ...]) -> tuple[str, str, str]:
+        """The last message's marks in a conversation of these roles."""
+        if roles not in self._marks:
+            while len(self._marks) >= MAX_KNOWN:
+                del self._marks[next(iter(self._marks))]
+            self._marks[roles] = self._find_marks(roles)
+        return self._marks[roles]
+
+    def _find_marks(self, roles: tuple[str, ...]) -> tuple[str, str, str]:
+        messages = [{"role": role, "content": self._sentinel(at)} for at, role in enumerate(roles)]
+        where = f"message {len(roles)} ({roles[-1]})"
+        *_, before, end = self._cut(self._render(messages, where), roles)
+        last_end = self._marks_of(roles[:-1])[2] if len(roles) > 1 else ""
+        begin = self._new_text(before, last_end)
+        if roles[-1] != "assistant" or len(roles) == 1:
+            return begin, begin, end
+        prompted = self._render(messages[:-1], where, add_generation_prompt=True)
+        tail = self._cut(prompted, roles[:-1])[-1]
+        return begin, self._new_text(tail, last_end), end
+
+    def _new_text(self, between: str, last_end: str) -> str:
+        """What follows the last message's end in the text between two contents."""
+        if not between.startswith(last_end):
+            raise self._rewrites()
+        return between.removeprefix(last_end)
+
+    def _cut(self, rendering: str, roles: Sequence[str]) -> list[str]:
+        """The pieces before, between and behind the contents."""
+        parts = re.split(f"{self._nonce}n([0-9]+)z", rendering)
+        found = [int(number) for number in parts[1::2]]
+        if found == list(range(len(roles))):
+            return parts[::2]
+        for at, role in enumerate(roles):
+            if at not in found and at == len(roles) - 1:
+                raise InvalidRequest(
+                    f"{self._tokenizer.name}: the chat template has no role {role!r}"
+                )
+        raise self._rewrites()
+
+    def _rewrites(self) -> Unsupported:
+        return Unsupported(
+            f"{self._tokenizer.name}: the chat template moves, drops or repeats earlier turns when "
+            "new ones come, so that a conversation cannot be continued with roles; write the "
+            "marks as text, or use the chat endpoint, which renders every conversation anew"
+        )
+
+    # ---- rendering ----
+
+    def _sentinel(self, at: int) -> str:
+        """A text for a content: nothing that a template would trim, escape or look into."""
+        return f"{self._nonce}n{at}z"
+
+    def _filled(self, cut: str, contents: list[str]) -> list[Segment]:
+        """A rendering with its sentinels replaced by contents."""
+        parts = re.split(f"{self._nonce}n([0-9]+)z", cut)
+        segments: list[Segment] = []
+        for at, part in enumerate(parts):
+            segment = Content(contents[int(part)]) if at % 2 else Text(part)
+            if _text_of(segment):
+                segments.append(segment)
+        return segments
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        where: str = "messages",
+        *,
+        add_generation_prompt: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        hf = self._tokenizer.hf
+        if not hf.chat_template:
+            raise Unsupported(
+                f"{self._tokenizer.name} has no chat template, so it knows no roles; it is a base "
+                "model: write the prompt as text, or put a chat_template.jinja into its folder"
+            )
+        try:
+            rendered = hf.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs
+            )
+        except TemplateError as error:
+            raise InvalidRequest(
+                f"{self._tokenizer.name}: the chat template refuses {where}: {error}", "messages"
+            ) from error
+        return str(rendered)
+
+
+def _text_of(segment: Segment) -> str:
+    return segment.content if isinstance(segment, Content) else getattr(segment, "text", "")
+
+
+def _up_to_last_content(segments: list[Segment]) -> list[Segment]:
+    last = max(at for at, segment in enumerate(segments) if isinstance(segment, Content))
+    return segments[: last + 1]
+
+
+def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with contents as strings and arguments of tool calls as objects."""
+    if not messages:
+        raise InvalidRequest("messages: there is none", "messages")
+    return [_plain_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+
+
+def _plain_message(message: object, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidRequest(f"{where}: expected an object with a role", where)
+    plain = dict(message)
+    content = plain.get("content")
+    if isinstance(content, list):
+        plain["content"] = "".join(_part_text(part, where) for part in content)
+    elif content is not None and not isinstance(content, str):
+        raise InvalidRequest(f"{where}.content: expected a string or a list of parts", where)
+    if plain.get("tool_calls"):
+        plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
+    return plain
+
+
+def _part_text(part: object, where: str) -> str:
+    kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (part, "")
+    if kind != "text":
+        raise Unsupported(f"{where}.content: only parts of type text, not {kind!r:.40}", where)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.content: expected a string as text, got {text!r:.40}", where)
+    return text
+
+
+def _plain_call(call: Any) -> Any:
+    """A tool call whose arguments are an object, as templates expect them."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

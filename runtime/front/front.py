@@ -1,0 +1,265 @@
+"""The engine's front: the backend that runs the requests of programs on a core.
+
+It owns text: it validates, tokenizes, finds stops and makes text of tokens again. All methods run
+on `boughs.lang.loop`'s event loop. This module knows neither programs nor HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from boughs.lang.backend import ChoiceScore, Chunk, GenerateRequest, ScoreRequest, Scores
+from boughs.lang.errors import BoughsError, InvalidRequest, Overloaded, RequestAborted
+from boughs.runtime.config import EngineConfig
+from boughs.runtime.messages import Limits
+
+from .chat import ChatTemplate
+from .link import Link, process_link
+from .output import ChoiceOutput
+from .plan import Planner, ScorePlan
+from .running import Running
+from .supervisor import Supervisor
+from .tokenizer import Tokenizer
+
+HEALTH_SECONDS = 20.0
+"""A core that does not answer between two steps for so long is stuck."""
+
+ABORTED = "the request was aborted"
+
+
+class Front:
+    """Implements `boughs.lang.backend.Backend` on a core.
+
+    Args:
+        config: The engine's settings; `model_path` is a resolved folder.
+        connect: Makes the link to a core.
+
+    Attributes:
+        config: As given.
+        model_path: The model's folder.
+        tokenizer: Its tokenizer; set by `start`, as are the next two.
+        chat: Its chat template.
+        limits: What the core can serve.
+    """
+
+    tokenizer: Tokenizer
+    chat: ChatTemplate
+    limits: Limits
+    _planner: Planner
+
+    def __init__(
+        self, config: EngineConfig, connect: Callable[[EngineConfig], Link] = process_link
+    ) -> None:
+        self.config = config
+        self.model_path = config.model_path
+        self._core = Supervisor(lambda: connect(config))
+        self._running: dict[str, Running] = {}
+
+    async def start(self) -> None:
+        """Start the core and wait until it is ready.
+
+        Raises:
+            BoughsError: What the core reports (a bad model, no memory), or how it died.
+            NotFound: The model has no tokenizer.
+        """
+        core = asyncio.create_task(self._core.start())  # both take seconds
+        try:
+            self.tokenizer = await asyncio.to_thread(Tokenizer.load, self.model_path)
+            self.chat = ChatTemplate(self.tokenizer)
+            self.limits = await core
+        except BaseException:
+            core.cancel()
+            await asyncio.gather(core, return_exceptions=True)
+            await self._core.close()
+            raise
+        self._planner = Planner(self.tokenizer, self.chat, self.limits)
+
+    async def close(self) -> None:
+        """End the core; what still runs fails with `RequestAborted`. May be called twice."""
+        await self._core.close()
+
+    # ---- requests ----
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """The chunks of the answer. Closing the iterator before its end aborts the request.
+
+        Raises:
+            InvalidRequest: Names the field. Nothing has run.
+            Overloaded: Too many requests wait.
+            RequestTimeout: `timeout` passed; the request is aborted.
+            RequestAborted: The engine was shut down.
+            EngineDied: The core died, and another did not help.
+        """
+        with self._registered(request.rid, request.params.n, request.params.timeout) as (rid, run):
+            asked = self._planner.plan(request, rid)
+            going: dict[int, ChoiceOutput] = {}
+            for index in range(asked.params.n):
+                going[index] = ChoiceOutput(self.tokenizer, asked, index)
+                run.submit(self._planner.submit(asked, index))
+            while going:
+                event = await run.next()
+                if event is None:
+                    for choice in going.values():
+                        yield choice.abort(ABORTED)
+                    return
+                index, output, cached_tokens = event
+                if index not in going:
+                    continue  # made beyond a stop
+                choice = going[index]
+                chunk = choice.add(output, cached_tokens)
+                if choice.ended:
+                    del going[index]
+                    if asked.params.stops_in_text:
+                        run.finish(index, choice.length)
+                if chunk is not None:
+                    yield chunk
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """The logprobs of each choice as a continuation of the prompt.
+
+        Raises:
+            InvalidRequest: There is no choice, or what `generate` refuses.
+            Overloaded, RequestAborted, EngineDied: As `generate`.
+        """
+        with self._registered(request.rid, len(request.choices)) as (_, run):
+            plan = self._planner.plan_scores(request)
+            scored = [ids[plan.border :] for ids in plan.sequences]
+            wanted = [(ids, plan.border) for ids in plan.sequences]
+            if request.unconditional:
+                wanted += [(ids, 0) for ids in scored]
+            logprobs, cached = await self._logprobs(run, wanted, request.cache_salt)
+        return _scores(plan, scored, logprobs, cached, unconditional=request.unconditional)
+
+    async def _logprobs(
+        self, run: Running, wanted: list[tuple[list[int], int]], cache_salt: str | None
+    ) -> tuple[list[list[float]], list[int]]:
+        """Of each sequence: the logprobs from a position on, and its cached tokens.
+
+        0.0 stands for the first token, which nothing predicts.
+        """
+        logprobs: list[list[float]] = [[] for _ in wanted]
+        cached = [len(ids) for ids, _ in wanted]
+        places = []
+        for place, (ids, start) in enumerate(wanted):
+            if len(ids) > start:  # else there is nothing to compute
+                places.append(place)
+                run.submit(self._planner.submit_score(ids, start, cache_salt))
+        left = len(places)
+        while left:
+            event = await run.next()
+            if event is None:
+                raise RequestAborted(ABORTED)
+            index, output, cached_tokens = event
+            place = places[index]
+            cached[place] = cached_tokens
+            logprobs[place] += [0.0 if lp is None else lp for lp in output.prompt_logprobs or ()]
+            left -= output.finish is not None
+        return logprobs, cached
+
+    def abort(self, rid: str) -> bool:
+        """End the request with exactly this id; whether it ran.
+
+        Its iterator gives a last chunk for each choice, with `abort` as the reason.
+        """
+        run = self._running.get(rid)
+        if run is not None:
+            run.stop()
+        return run is not None
+
+    def abort_all(self) -> int:
+        """End every request; how many ran."""
+        for run in self._running.values():
+            run.stop()
+        return len(self._running)
+
+    @contextlib.contextmanager
+    def _registered(
+        self, rid: str | None, count: int, timeout: float | None = None
+    ) -> Iterator[tuple[str, Running]]:
+        """A request under its id while it runs; its submissions end with the block."""
+        if rid is None:
+            rid = secrets.token_hex(16)
+        elif rid in self._running:
+            raise InvalidRequest(f"rid: a request {rid!r} runs already", "rid")
+        most = self.config.max_running_requests + self.config.max_queued_requests
+        if self._core.in_flight + count > most:
+            raise Overloaded(
+                f"{self._core.in_flight} requests run or wait, and no more than {most} may; "
+                "try again, or raise max_queued_requests"
+            )
+        run = self._running[rid] = Running(self._core, timeout)
+        try:
+            yield rid, run
+        finally:
+            del self._running[rid]
+            run.close()
+
+    # ---- the engine ----
+
+    async def flush_cache(self) -> None:
+        """Forget every cached prefix.
+
+        Raises:
+            InvalidRequest: Requests run.
+        """
+        await self._core.call("flush")
+
+    async def stats(self) -> dict[str, Any]:
+        """Every counter of core and front."""
+        core: dict[str, Any] = await self._core.call("stats")
+        return {
+            **core,
+            "requests": len(self._running),
+            "in_flight": self._core.in_flight,
+            "restarts": self._core.restarts,
+        }
+
+    async def check(self) -> None:
+        """Have the core check its invariants."""
+        await self._core.call("check")
+
+    async def get_server_info(self) -> dict[str, Any]:
+        """What the engine is (settings, limits) and how it does (`stats`)."""
+        return {
+            **msgspec.to_builtins(self.config),
+            **msgspec.to_builtins(self.limits),
+            "stats": await self.stats(),
+        }
+
+    async def health(self, seconds: float = HEALTH_SECONDS) -> bool:
+        """Whether the core is alive, ready and answers within `seconds`."""
+        if not self._core.ready:
+            return False
+        try:
+            async with asyncio.timeout(seconds):
+                await self._core.call("stats")
+        except (TimeoutError, BoughsError):
+            return False
+        return True
+
+
+def _scores(
+    plan: ScorePlan,
+    scored: list[list[int]],
+    logprobs: list[list[float]],
+    cached: list[int],
+    *,
+    unconditional: bool,
+) -> Scores:
+    count = len(scored)
+    alone = logprobs[count:] if unconditional else [None] * count
+    return Scores(
+        choices=[
+            ChoiceScore(token_ids=ids, logprobs=given, unconditional=bare)
+            for ids, given, bare in zip(scored, logprobs[:count], alone, strict=True)
+        ],
+        prompt_tokens=len(plan.prompt_ids),
+        cached_tokens=min(len(plan.prompt_ids), *cached[:count]),
+        rendered=plan.rendered,
+    )

@@ -1,0 +1,258 @@
+"""A request checked against what the core can serve, and made ready for it.
+
+Everything a caller can get wrong is refused here, before anything runs. This module knows no core
+and no loop.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from boughs.lang.backend import GenerateRequest, Prompt, ScoreRequest
+from boughs.lang.errors import InvalidRequest, Unservable
+from boughs.lang.sampling import SamplingParams
+from boughs.lang.segments import Ids, Segment, Text
+from boughs.runtime.messages import Limits, Submit
+
+from .chat import ChatTemplate
+from .output import Asked
+from .prompt import encode_segments, require_unicode
+from .stops import compile_patterns
+from .tokenizer import Tokenizer
+
+MAX_TOP_LOGPROBS = 1024
+"""Alternatives at each position that a request may ask for."""
+
+
+class ScorePlan(NamedTuple):
+    """Choices to be scored.
+
+    Attributes:
+        prompt_ids: The prompt alone.
+        sequences: The prompt with each choice.
+        border: The first position at which any of them differs from the prompt alone.
+        rendered: The text of each role mark.
+    """
+
+    prompt_ids: list[int]
+    sequences: list[list[int]]
+    border: int
+    rendered: list[str]
+
+
+class Planner:
+    """Makes a request ready for the core.
+
+    Args:
+        tokenizer: The model's.
+        chat: Its chat template.
+        limits: What the core can serve.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chat: ChatTemplate, limits: Limits) -> None:
+        self._tokenizer = tokenizer
+        self._chat = chat
+        self.limits = limits
+
+    def plan(self, request: GenerateRequest, rid: str) -> Asked:
+        """What `request` asks of each of its choices.
+
+        Raises:
+            InvalidRequest: Names the field.
+            Unservable: The prompt can never fit.
+        """
+        params = request.params
+        self._check_texts(params)
+        segments = as_segments(request.prompt)
+        rendered = self._chat.render_roles(segments)
+        ids = self.encode(segments, rendered)
+        self._check_ids(params)
+        logprobs_from = self._check_logprobs(request, len(ids))
+        compile_patterns(params.stop_regex)
+        # The seed is drawn at arrival, so that a replay draws the same numbers.
+        filled = msgspec.structs.replace(
+            params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            max_new_tokens=self._max_new_tokens(params, len(ids)),
+        )
+        return Asked(
+            rid=rid,
+            prompt_ids=ids,
+            params=filled,
+            rendered=rendered,
+            prompt_logprobs_from=logprobs_from,
+            logprobs=request.return_logprob,
+            top_logprobs=request.top_logprobs_num,
+            stop_texts={
+                self._tokenizer.special[stop]: stop
+                for stop in params.stop
+                if stop in self._tokenizer.special
+            },
+        )
+
+    def encode(self, segments: Sequence[Segment], rendered: Sequence[str]) -> list[int]:
+        """The prompt that segments stand for.
+
+        Raises:
+            InvalidRequest: It is empty, or holds what is no text or no token.
+            Unservable: It can never fit.
+        """
+        for at, segment in enumerate(segments):
+            if isinstance(segment, Ids):
+                self._require_known(segment.ids, f"segments[{at}].ids")
+        ids = encode_segments(self._tokenizer, segments, rendered)
+        if not ids:
+            raise InvalidRequest("prompt: it is empty; give it at least one token", "prompt")
+        self._require_fit(ids, "prompt")
+        return ids
+
+    def plan_scores(self, request: ScoreRequest) -> ScorePlan:
+        """The choices of `request` as token sequences, and the border from which they are scored.
+
+        Raises:
+            InvalidRequest: There is no choice, or what `plan` refuses.
+            Unservable: Prompt and choice can never fit.
+        """
+        if not request.choices:
+            raise InvalidRequest("choices: there is none", "choices")
+        require_unicode(request.cache_salt or "", "cache_salt")
+        segments = as_segments(request.prompt)
+        rendered = self._chat.render_roles([*segments, Text(request.choices[0])])
+        prompt = self.encode(segments, rendered)
+        sequences = []
+        for at, choice in enumerate(request.choices):
+            require_unicode(choice, f"choices[{at}]")
+            ids = encode_segments(self._tokenizer, [*segments, Text(choice)], rendered)
+            self._require_fit(ids, f"choices[{at}]: prompt and choice")
+            sequences.append(ids)
+        border = min(_common(prompt, ids) for ids in sequences)
+        return ScorePlan(prompt, sequences, border, rendered)
+
+    def submit(self, asked: Asked, choice: int) -> Submit:
+        """The message for one choice. Its key is drawn when it is sent."""
+        params = msgspec.structs.replace(
+            asked.params,
+            n=1,
+            stop=(),
+            stop_regex=(),
+            stop_token_ids=(*asked.params.stop_token_ids, *asked.stop_texts),
+            timeout=None,
+        )
+        return Submit(
+            key=0,
+            prompt_ids=asked.prompt_ids,
+            params=params,
+            choice=choice,
+            namespace=params.cache_salt or "",
+            logprobs=asked.logprobs,
+            top_logprobs=asked.top_logprobs,
+            prompt_logprobs_from=asked.prompt_logprobs_from,
+            confirm=asked.params.stops_in_text,
+        )
+
+    @staticmethod
+    def submit_score(ids: list[int], start: int, cache_salt: str | None) -> Submit:
+        """The message that asks for the logprobs of `ids` from position `start` on."""
+        return Submit(
+            key=0,
+            prompt_ids=ids,
+            params=SamplingParams(max_new_tokens=0, seed=0),
+            namespace=cache_salt or "",
+            prompt_logprobs_from=start,
+        )
+
+    # ---- checks ----
+
+    def _require_fit(self, ids: Sequence[int], what: str) -> None:
+        for bound, where in (
+            (self.limits.context_length, "the context"),
+            (self.limits.pool_tokens, "the KV cache"),
+        ):
+            if len(ids) + 1 > bound:
+                raise Unservable(
+                    f"{what}: {len(ids)} tokens, and one of output, do not fit {where} of {bound} "
+                    "tokens",
+                    what.partition(":")[0],
+                )
+
+    def _max_new_tokens(self, params: SamplingParams, prompt: int) -> int:
+        """An output that reaches the context ends there, with `length`."""
+        room = self.limits.context_length - prompt
+        return room if params.max_new_tokens is None else min(params.max_new_tokens, room)
+
+    def _check_texts(self, params: SamplingParams) -> None:
+        for name in ("regex", "json_schema", "ebnf", "cache_salt"):
+            require_unicode(getattr(params, name) or "", name)
+        for name in ("stop", "stop_regex"):
+            for text in getattr(params, name):
+                require_unicode(text, name)
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        self._require_known(params.stop_token_ids, "stop_token_ids")
+        self._require_known(params.logit_bias or (), "logit_bias")
+
+    def _require_known(self, ids: Sequence[int] | dict[int, float], where: str) -> None:
+        for id_ in ids:
+            if not 0 <= id_ < self.limits.vocab_size:
+                raise InvalidRequest(
+                    f"{where}: token id {id_} is not in the vocabulary of "
+                    f"{self.limits.vocab_size} tokens",
+                    where,
+                )
+
+    def _check_logprobs(self, request: GenerateRequest, prompt: int) -> int | None:
+        """The first prompt position with a logprob."""
+        start, top = request.logprob_start_len, request.top_logprobs_num
+        most = min(MAX_TOP_LOGPROBS, self.limits.vocab_size)
+        if not 0 <= top <= most:
+            raise InvalidRequest(
+                f"top_logprobs_num must be from 0 to {most}, got {top}", "top_logprobs_num"
+            )
+        if start < -1:
+            raise InvalidRequest(
+                f"logprob_start_len must be at least -1, got {start}", "logprob_start_len"
+            )
+        if not request.return_logprob:
+            for name, given in (("logprob_start_len", start >= 0), ("top_logprobs_num", top > 0)):
+                if given:
+                    raise InvalidRequest(f"{name} needs return_logprob=True", name)
+            return None
+        if start >= prompt:
+            raise InvalidRequest(
+                f"logprob_start_len is {start}, past the prompt of {prompt} tokens",
+                "logprob_start_len",
+            )
+        return None if start < 0 else start
+
+
+def as_segments(prompt: Prompt) -> list[Segment]:
+    """A prompt of any form as segments.
+
+    Raises:
+        InvalidRequest: It is none of the forms.
+    """
+    if isinstance(prompt, str):
+        return [Text(prompt)] if prompt else []
+    if not isinstance(prompt, list):
+        raise InvalidRequest(
+            f"prompt: expected a string, token ids or segments, got {prompt!r:.40}", "prompt"
+        )
+    if all(type(item) is int for item in prompt):
+        return [Ids(prompt)] if prompt else []  # type: ignore[arg-type]
+    for at, item in enumerate(prompt):
+        if not isinstance(item, Segment):
+            raise InvalidRequest(
+                f"prompt[{at}]: expected token ids or segments alone, got {item!r:.40}", "prompt"
+            )
+    return list(prompt)  # type: ignore[arg-type]
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first elements are equal."""
+    return next(
+        (at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

@@ -1,0 +1,330 @@
+"""Keeps a core running and every submission going, over the core's death.
+
+It knows what each submission was and the tokens it has produced; when the core dies it starts
+another and submits them again. This module knows no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from boughs.lang.errors import BoughsError, EngineDied, RequestAborted, as_error
+from boughs.runtime.messages import (
+    Abort,
+    Call,
+    Failed,
+    FromCore,
+    Limits,
+    Output,
+    Outputs,
+    Ready,
+    Reply,
+    Submit,
+    ToCore,
+)
+from boughs.runtime.messages import Finish as FinishMessage
+
+from .link import CoreGone, Link
+
+MAX_RESTARTS, RESTART_WINDOW = 3, 60.0
+"""So many restarts within so many seconds; at the next death the engine is given up."""
+
+MAX_TRIES = 3
+"""A submission is given up when so many cores have died under it: it may be what kills them."""
+
+START_SECONDS = 1800.0
+"""How long a core may take to load its model (the first time it may convert it)."""
+
+log = logging.getLogger("boughs")
+
+Deliver = Callable[[Output | BoughsError], None]
+
+
+class Submission:
+    """One choice of a request in the core.
+
+    Args:
+        message: As submitted at first.
+        deliver: Gets every output, or the error that ends the submission.
+
+    Attributes:
+        tokens: Produced so far, in this life of the core and before.
+        cached_tokens: The first figure that a core gave.
+        started: Whether a core has answered.
+        tries: How many cores have been given it.
+    """
+
+    def __init__(self, message: Submit, deliver: Deliver) -> None:
+        self.message = message
+        self.deliver = deliver
+        self.tokens: list[int] = []
+        self.cached_tokens = 0
+        self.started = False
+        self.has_prompt_logprobs = False
+        self.tries = 0
+
+    def take(self, output: Output) -> None:
+        """Note what a core produced, and hand it on."""
+        if not self.started:
+            self.started = True
+            self.cached_tokens = output.cached_tokens
+        self.tokens += output.ids
+        self.has_prompt_logprobs |= output.prompt_logprobs is not None
+        self.deliver(output)
+
+    def next_message(self) -> Submit:
+        """The message that goes on where the last core stopped, if one did."""
+        self.tries += 1
+        if self.tries == 1:
+            return self.message
+        wanted = None if self.has_prompt_logprobs else self.message.prompt_logprobs_from
+        return msgspec.structs.replace(
+            self.message, output_ids=list(self.tokens), prompt_logprobs_from=wanted
+        )
+
+
+class Supervisor:
+    """The core, whichever process it is just now.
+
+    Args:
+        connect: Makes the link to a new core.
+
+    Attributes:
+        ready: Whether there is a core that can be given work now.
+        restarts: How many cores have died and been replaced.
+        fault: Why there is no core any more, and will be none.
+    """
+
+    def __init__(self, connect: Callable[[], Link]) -> None:
+        self._connect = connect
+        self._link: Link | None = None
+        self.ready = False
+        self._submissions: dict[int, Submission] = {}
+        self._calls: dict[int, tuple[Call, asyncio.Future[Any]]] = {}
+        self._numbers = itertools.count(1)
+        self._deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self._task: asyncio.Task[None] | None = None
+        self.restarts = 0
+        self.fault: str | None = None
+
+    async def start(self) -> Limits:
+        """Start the core and wait until its model is loaded.
+
+        Raises:
+            BoughsError: What the core reports, or `EngineDied` with what it printed.
+        """
+        limits = await self._open()
+        self.ready = True
+        self._task = asyncio.create_task(self._serve())
+        return limits
+
+    @property
+    def in_flight(self) -> int:
+        """Submissions that have not ended."""
+        return len(self._submissions)
+
+    @property
+    def waiting(self) -> int:
+        """Submissions that no core has answered yet."""
+        return sum(not submission.started for submission in self._submissions.values())
+
+    def submit(self, message: Submit, deliver: Deliver) -> Submission:
+        """Have a choice run. `message.key` is drawn here.
+
+        Raises:
+            EngineDied: There is no core any more.
+        """
+        self._require_hope()
+        message.key = next(self._numbers)
+        submission = Submission(message, deliver)
+        self._submissions[message.key] = submission
+        if self.ready:
+            self._send(submission.next_message())
+        return submission
+
+    def finish(self, submission: Submission, length: int) -> None:
+        """The output ends after `length` tokens, whatever the core made beyond."""
+        self._submissions.pop(submission.message.key, None)
+        self._send(FinishMessage(submission.message.key, length))
+
+    def abort(self, submission: Submission) -> None:
+        """Nobody reads the submission any more. Without effect when it has ended."""
+        if self._submissions.pop(submission.message.key, None) is not None:
+            self._send(Abort(submission.message.key))
+
+    async def call(self, method: str) -> Any:
+        """The result of a method of the core (`flush`, `stats`, `check`).
+
+        Raises:
+            BoughsError: What the core raised, or `EngineDied`.
+        """
+        self._require_hope()
+        call = Call(next(self._numbers), method)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call.id] = (call, future)
+        self._send(call)
+        try:
+            return await future
+        finally:
+            self._calls.pop(call.id, None)
+
+    async def close(self) -> None:
+        """End the core; what runs fails with `RequestAborted`."""
+        self.fault = self.fault or "it was shut down"
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._fail_all(RequestAborted, "the engine was shut down")
+        self.ready = False
+        if self._link is not None:
+            await self._link.close()
+
+    # ---- the core's life ----
+
+    async def _open(self) -> Limits:
+        """Start a core and wait until it is ready. On failure nothing of it stays behind."""
+        link = self._link = self._connect()
+        try:
+            await link.start()
+            message = await asyncio.wait_for(link.receive(), START_SECONDS)
+            if isinstance(message, Failed):
+                raise as_error(*message.error)
+            assert isinstance(message, Ready), "a core speaks first of its limits or its failure"
+            return message.limits
+        except BaseException as error:
+            await link.close()
+            if isinstance(error, CoreGone):
+                raise EngineDied(f"the engine core could not start: {error}") from None
+            if isinstance(error, TimeoutError):
+                raise EngineDied(
+                    f"the engine core was not ready after {START_SECONDS:.0f} seconds"
+                ) from None
+            raise
+
+    async def _serve(self) -> None:
+        """Hand on what cores send, and replace each that dies, until too many have."""
+        assert self._link is not None
+        try:
+            while True:
+                reason = await self._read(self._link)
+                self.ready = False
+                await self._link.close()
+                await self._replace(reason)
+                self.ready = True
+                self._resend()
+        except BoughsError as error:
+            self._give_up(str(error))
+        except Exception as error:
+            log.exception("the engine's front met a fault of its own")
+            self._give_up(f"{type(error).__name__}: {error}")
+            await self._link.close()
+
+    async def _read(self, link: Link) -> str:
+        """Hand on what a core sends until it ends; why it did."""
+        while True:
+            try:
+                message = await link.receive()
+            except CoreGone as gone:
+                return str(gone)
+            if isinstance(message, Failed):
+                kind, text = message.error
+                return f"{kind}: {text}"
+            self._handle(message)
+
+    async def _replace(self, reason: str) -> None:
+        """Start a core in place of one that died.
+
+        Raises:
+            EngineDied: Too many died.
+        """
+        while True:
+            now = time.monotonic()
+            if len(self._deaths) == MAX_RESTARTS and now - self._deaths[0] < RESTART_WINDOW:
+                raise EngineDied(
+                    f"the engine core died {MAX_RESTARTS + 1} times within {RESTART_WINDOW:.0f} "
+                    f"seconds and is not started again; the last time: {reason}"
+                )
+            self._deaths.append(now)
+            self.restarts += 1
+            log.warning("the engine core died and is started again: %s", reason)
+            self._drop_suspects(reason)
+            try:
+                await self._open()
+            except BoughsError as error:
+                reason = str(error)
+            else:
+                return
+
+    def _drop_suspects(self, reason: str) -> None:
+        for key, submission in list(self._submissions.items()):
+            if submission.tries >= MAX_TRIES:
+                del self._submissions[key]
+                submission.deliver(
+                    EngineDied(
+                        f"the engine core died {MAX_TRIES} times while it ran this request; "
+                        f"the last time: {reason}"
+                    )
+                )
+
+    def _resend(self) -> None:
+        for submission in self._submissions.values():
+            self._send(submission.next_message())
+        for call, _ in self._calls.values():
+            self._send(call)
+
+    def _give_up(self, reason: str) -> None:
+        self.ready = False
+        self.fault = reason
+        self._fail_all(EngineDied, reason)
+
+    def _fail_all(self, kind: type[BoughsError], reason: str) -> None:
+        submissions, self._submissions = self._submissions, {}
+        for submission in submissions.values():
+            submission.deliver(kind(reason))
+        for _, future in self._calls.values():
+            if not future.done():
+                future.set_exception(kind(reason))
+
+    def _require_hope(self) -> None:
+        if self.fault is not None:
+            raise EngineDied(f"the engine does not run: {self.fault}")
+
+    # ---- messages ----
+
+    def _send(self, message: ToCore) -> None:
+        """Send where a core is ready; a new one gets what still matters by `_resend`."""
+        if self.ready:
+            assert self._link is not None
+            self._link.send(message)
+
+    def _handle(self, message: FromCore) -> None:
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                self._take(output)
+        elif isinstance(message, Reply):
+            _, future = self._calls.get(message.id, (None, None))
+            if future is None or future.done():
+                return  # the caller has gone
+            if message.error is not None:
+                future.set_exception(as_error(*message.error))
+            else:
+                future.set_result(message.result)
+
+    def _take(self, output: Output) -> None:
+        submission = self._submissions.get(output.key)
+        if submission is None:
+            return  # it ended here first
+        if output.error is not None or output.finish is not None:
+            del self._submissions[output.key]
+        if output.error is not None:
+            submission.deliver(as_error(*output.error))
+        else:
+            submission.take(output)

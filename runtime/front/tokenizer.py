@@ -1,0 +1,245 @@
+"""A model's tokenizer: text to ids by stretches, ids to bytes.
+
+A stretch is text between special tokens. It is always tokenized with special tokens not parsed:
+which of them count as special tokens and which are a user's text is decided before, in `prompt`.
+Byte-level BPE and SentencePiece's BPE or unigram (with byte fallback or not) are supported, all
+through the `tokenizers` package. This module knows neither segments nor requests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer as Rust
+
+from boughs.lang.errors import InvalidRequest, NotFound, Unsupported
+
+Place = Literal["start", "special", "ids"]
+"""What stands before a stretch: nothing, a special token, or token ids."""
+
+SPACE = "\u2581"
+"""What SentencePiece writes for a space."""
+
+
+class Tokenizer:
+    """The tokenizer of one model.
+
+    Args:
+        hf: A fast tokenizer of transformers.
+        name: What the model is called in errors.
+
+    Attributes:
+        hf: The tokenizer of transformers, which renders chat templates.
+        name: What the model is called in errors.
+        special: The text of each special token, to its id.
+        special_ids: Their ids.
+        prefix: The ids that the tokenizer puts before every text (BOS), mostly one or none.
+        bytes_of: The bytes that each id adds to a text.
+        dummy_space: Whether decoding drops the first space of a text, as SentencePiece does.
+
+    Raises:
+        Unsupported: The tokenizer is of a kind whose tokens are not bytes of the text.
+    """
+
+    def __init__(self, hf: Any, name: str) -> None:
+        self.hf = hf
+        self.name = name
+        rust: Rust = hf.backend_tokenizer
+        plain = json.loads(rust.to_str())
+        plain["truncation"] = plain["padding"] = None
+        added = {item["id"]: item for item in plain["added_tokens"]}
+        self.special = {item["content"]: id_ for id_, item in added.items() if item["special"]}
+        self.special_ids = frozenset(self.special.values())
+        self._strips = {
+            item["content"]: (item["lstrip"], item["rstrip"]) for item in added.values()
+        }
+        self._pattern = _any_of(self.special)
+        # An unknown character's token is special, and comes from ordinary text.
+        self._never = self.special_ids - {hf.unk_token_id}
+        self.prefix = tuple(_prefix(rust))
+        self._rust = _by_place(plain)
+        kind = _kind(plain.get("decoder"), name)
+        self.dummy_space = kind == "sentencepiece" and rust.decode(
+            rust.encode(SPACE + "a", add_special_tokens=False).ids
+        ).startswith("a")
+        self.bytes_of = [
+            _token_bytes(kind, rust.id_to_token(id_), added.get(id_)) for id_ in range(_size(rust))
+        ]
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """The tokenizer in a model's folder.
+
+        Raises:
+            NotFound: The folder has no tokenizer.
+            Unsupported: transformers has only a slow tokenizer for it, or of an unknown kind.
+        """
+        from transformers import AutoTokenizer
+
+        try:
+            hf = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise NotFound(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+        if not getattr(hf, "is_fast", False):
+            raise Unsupported(f"{folder}: {type(hf).__name__} has no fast (tokenizers) form")
+        return cls(hf, Path(folder).name)
+
+    def encode(self, stretch: str, place: Place) -> list[int]:
+        """The ids of a text in which no special token is parsed.
+
+        Args:
+            stretch: The text.
+            place: What stands before it; decides on the dummy space before the first word.
+        """
+        if not stretch:
+            return []
+        ids: list[int] = self._rust[place].encode(stretch, add_special_tokens=False).ids
+        if self._never.isdisjoint(ids):
+            return ids
+        return self._without_special(ids)
+
+    def _without_special(self, ids: list[int]) -> list[int]:
+        """Spell out special tokens that the model itself (not the parser) found in a text."""
+        out: list[int] = []
+        for id_ in ids:
+            if id_ in self._never:
+                text = self.text_of(id_)
+                if len(text) < 2:
+                    raise InvalidRequest(
+                        f"prompt: the text {text!r} can only be written as a special token"
+                    )
+                out += self.encode(text[0], "ids") + self.encode(text[1:], "ids")
+            else:
+                out.append(id_)
+        return out
+
+    def split(self, text: str) -> list[str | int]:
+        """A text's stretches and, between them, the special tokens that it spells.
+
+        Stretches and ids alternate; the first and the last are stretches and may be empty. White
+        space that a token takes with it (`lstrip`, `rstrip`) is in neither.
+        """
+        out: list[str | int] = []
+        at = 0
+        for match in self._pattern.finditer(text):
+            out += [text[at : match.start()], self.special[match[0]]]
+            at = match.end()
+        out.append(text[at:])
+        return out
+
+    def strips(self, id_: int) -> tuple[bool, bool]:
+        """Whether a special token takes the white space before and behind it."""
+        return self._strips[self.text_of(id_)]
+
+    def text_of(self, id_: int) -> str:
+        """The text of one token by itself; what is no UTF-8 becomes U+FFFD."""
+        return self.token_bytes(id_).decode("utf-8", "replace")
+
+    def token_bytes(self, id_: int) -> bytes:
+        """The bytes of a token; none for ids that pad the model's vocabulary."""
+        return self.bytes_of[id_] if id_ < len(self.bytes_of) else b""
+
+
+def _any_of(texts: dict[str, int]) -> re.Pattern[str]:
+    """Matches any of the texts, the longest at each place, as the tokenizer's own parser does."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _size(rust: Rust) -> int:
+    return max(rust.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def _prefix(rust: Rust) -> list[int]:
+    """The ids that the post-processor puts before a text."""
+    bare = rust.encode("a", add_special_tokens=False).ids
+    full = rust.encode("a", add_special_tokens=True).ids
+    for at in range(len(full) - len(bare) + 1):
+        if full[at : at + len(bare)] == bare:
+            return list(full[:at])
+    return []
+
+
+def _by_place(plain: dict[str, Any]) -> dict[Place, Rust]:
+    """Tokenizers that parse no special token, by what stands before the stretch."""
+    made: dict[str, Rust] = {}
+
+    def make(place: Place) -> Rust:
+        source = json.dumps({**plain, **_without_dummy_space(plain, place)})
+        if source not in made:
+            made[source] = Rust.from_str(source)
+            made[source].encode_special_tokens = True
+        return made[source]
+
+    return {"start": make("start"), "special": make("special"), "ids": make("ids")}
+
+
+def _without_dummy_space(plain: dict[str, Any], place: Place) -> dict[str, Any]:
+    """Normalizer and pre-tokenizer as they act at a place."""
+
+    def at(step: dict[str, Any] | None) -> dict[str, Any] | None:
+        if step is None or place == "start":
+            return step
+        kind = step["type"]
+        if kind == "Sequence":
+            key = "normalizers" if "normalizers" in step else "pretokenizers"
+            return {**step, key: [made for inner in step[key] if (made := at(inner))]}
+        if kind == "Metaspace" and (place == "ids" or step["prepend_scheme"] == "first"):
+            return {**step, "prepend_scheme": "never"}
+        if kind == "Prepend" and place == "ids":
+            return None
+        if kind == "ByteLevel" and place == "ids":
+            return {**step, "add_prefix_space": False}
+        return step
+
+    return {key: at(plain.get(key)) for key in ("normalizer", "pre_tokenizer")}
+
+
+Kind = Literal["bytelevel", "sentencepiece"]
+
+
+def _kind(decoder: dict[str, Any] | None, name: str) -> Kind:
+    """How tokens spell text, read from the decoder."""
+    steps = (decoder or {}).get("decoders", [decoder]) if decoder else []
+    kinds = [step["type"] for step in steps]
+    if "ByteLevel" in kinds:
+        return "bytelevel"
+    if any(
+        step["type"] in ("ByteFallback", "Metaspace")
+        or (step["type"] == "Replace" and step["pattern"] == {"String": SPACE})
+        for step in steps
+    ):
+        return "sentencepiece"
+    raise Unsupported(
+        f"{name}: a tokenizer that decodes with {' and '.join(kinds) or 'nothing'} is not "
+        "supported; byte-level BPE and SentencePiece are"
+    )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's character for each byte: printable Latin-1 stays, the rest moves up."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {
+        chr(256 + i): byte for i, byte in enumerate(hidden)
+    }
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _token_bytes(kind: Kind, token: str | None, added: dict[str, Any] | None) -> bytes:
+    if token is None:  # a hole in the vocabulary
+        return b""
+    if added is not None:
+        return str(added["content"]).encode()
+    if kind == "bytelevel":
+        try:
+            return bytes(_ALPHABET[char] for char in token)
+        except KeyError:  # no byte spells it, so no text holds it
+            return token.encode()
+    byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
