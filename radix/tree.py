@@ -1,0 +1,363 @@
+"""The radix tree: which token sequences are cached, and in which pages.
+
+Matching is exact to the token, whatever the page size. A handle is a locked node: its path is not
+evicted, and splits leave it where it ends. Eviction takes unlocked leaves, in the order of a
+policy. The tree knows no requests and copies no rows; `cache.PrefixCache` does both.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Sequence
+
+from .audit import audit_tree
+from .events import EventLog
+from .node import DEAD, WIDTH, Node, Root, Spot, descend, path
+from .policy import POLICIES
+from .pool import PagePool
+
+
+class RadixTree:
+    """Segments of tokens over the pages of a pool.
+
+    >>> pool = PagePool(9)
+    >>> tree = RadixTree(pool, page_size=4)
+    >>> words = array("i", [5, 6, 7, 8, 9, 10]).tobytes()
+    >>> handle = tree.lock(tree.find(words))              # nothing cached yet: the root
+    >>> pages = pool.take(2)
+    >>> handle = tree.append(handle, words, pages)        # six tokens, in pages 1 and 2
+    >>> pool.drop(pages)                                  # the tree has its own references
+    0
+    >>> tree.unlock(handle)
+    >>> spot = tree.find(array("i", [5, 6, 7, 11]).tobytes())
+    >>> spot.length, tree.reach
+    (3, 2)
+    >>> tree.evict(1), tree.find(words).length            # the least recently used page goes
+    (1, 4)
+
+    Args:
+        pool: Where the pages come from and go to.
+        page_size: Tokens per page.
+        policy: One of `POLICIES`.
+    """
+
+    def __init__(self, pool: PagePool, page_size: int, policy: str = "lru") -> None:
+        if page_size < 1:
+            raise ValueError(f"page_size must be at least 1, got {page_size}")
+        if policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+        self.pool = pool
+        self.page_size = page_size
+        self.policy = POLICIES[policy]()
+        self.roots: dict[Hashable, Root] = {}
+        self.nodes = 0
+        """Nodes, roots not counted."""
+        self.tokens = 0
+        """Tokens that can be matched."""
+        self.cached = 0
+        """Pages that nodes list."""
+        self.reach = 0
+        """Pages that eviction can free, were every lease broken."""
+        self.tick = 0
+        """Uses so far, the clock of `last_use`."""
+        self.segments = 0
+        """Events of storing so far."""
+        self.listeners: list[EventLog] = []
+        self.evicted_pages = 0
+        self.evicted_tokens = 0
+
+    # ---- matching ----
+
+    def find(self, tokens: bytes, namespace: Hashable = "") -> Spot:
+        """Where the longest cached prefix of `tokens` ends. Changes nothing."""
+        root = self.roots.get(namespace)
+        if root is None:
+            return Spot(namespace, None, 0, DEAD)
+        node, at = descend(root, tokens, 0)
+        return Spot(namespace, node, at // WIDTH, node.version)
+
+    def refind(self, spot: Spot, tokens: bytes) -> Spot:
+        """The spot of the same `tokens` now. O(1) where the tree did not change under it."""
+        node = spot.node
+        if node is not None and node.version == spot.version:
+            return spot
+        while node is not None and (node.version == DEAD or node.start > spot.length):
+            node = node.parent
+        if node is None:
+            return self.find(tokens, spot.namespace)
+        if node.end > spot.length and node.parent is not None:
+            node = node.parent  # inside the segment: compare it again
+        node, at = descend(node, tokens, node.end * WIDTH)
+        return Spot(spot.namespace, node, at // WIDTH, node.version)
+
+    # ---- handles ----
+
+    def lock(self, spot: Spot) -> Node:
+        """A handle on the prefix that ends at `spot`, which the tree has not changed under.
+
+        Returns:
+            The locked node, which ends exactly there: a segment that goes on is split.
+        """
+        node = spot.node
+        if node is None:
+            node = self.roots[spot.namespace] = Root(spot.namespace)
+        assert node.version != DEAD, "the spot is out of date"
+        if spot.length < node.end:
+            node = self._split(node, spot.length)
+        self.lock_node(node)
+        return node
+
+    def lock_node(self, node: Node, stop: Node | None = None) -> None:
+        """One handle more on the end of `node`, or of the path between it and `stop`."""
+        above = False  # whether the child that we come from had no locks
+        for up in path(node):
+            if above:
+                self.reach += self._keeps_tail(up)
+                up.busy += 1
+            if up is stop:
+                break
+            above = not up.locks
+            if up.evictable:
+                self.policy.remove(up)
+            up.locks += 1
+            if above:
+                self.reach -= len(up.pages) + self._keeps_tail(up)
+
+    def advance(self, node: Node, spot: Spot) -> Node:
+        """Move a handle down from `node` to `spot`, and return it."""
+        below = spot.node
+        assert below is not None, "the spot is not below the node"
+        if spot.length < below.end:
+            below = self._split(below, spot.length)
+        self.lock_node(below, stop=node)
+        return below
+
+    def unlock(self, node: Node) -> None:
+        """Give a handle back. Nodes without any become evictable, the deepest first."""
+        self.tick += 1
+        below = False  # whether the child that we come from has no locks any more
+        up: Node | None = node
+        while up is not None:
+            assert up.locks > 0, "unlocked more often than locked"
+            if below:
+                up.busy -= 1
+                self.reach -= self._keeps_tail(up)
+            up.last_use = self.tick
+            below = up.locks == 1
+            if below:
+                self.reach += len(up.pages) + self._keeps_tail(up)
+            up.locks -= 1
+            if up.evictable:
+                self.policy.add(up)
+            top, up = up, up.parent
+        self._drop_root(top)
+
+    def lease(self, node: Node) -> None:
+        """Keep the path of `node`, which is locked, as long as no lock needs its pages."""
+        for up in path(node):
+            assert up.locks, "only what is locked can be leased"
+            up.leases += 1
+
+    def unlease(self, node: Node) -> None:
+        """Take a lease back."""
+        for up in path(node):
+            assert up.leases > 0, "a lease was taken back twice"
+            up.leases -= 1
+            if up.evictable:
+                self.policy.add(up)
+        self._drop_root(up)
+
+    def append(self, node: Node, tokens: bytes, pages: Sequence[int]) -> Node:
+        """Enter new tokens behind `node`, a handle, which moves to their end.
+
+        Args:
+            node: Has no child that begins like `tokens`.
+            tokens: At least one.
+            pages: They hold the tokens' rows, from page index node.end // page_size on. Where
+                `node` ends inside a page, the first holds the rows before, too. The tree shares
+                them.
+
+        Returns:
+            The handle now.
+        """
+        mid = node.end % self.page_size
+        if (
+            not node.children
+            and node.locks == 1
+            and not node.leases
+            and node.parent is not None
+            and (not mid or node.pages[-1] == pages[0])
+        ):
+            return self._extend(node, tokens, pages[1:] if mid else pages)
+        new = pages
+        if mid:
+            if not node.children:  # its last page is from now on listed below it
+                old = node.pages.pop()
+                self.cached -= 1
+                if old == pages[0]:
+                    new = pages[1:]
+                    self.cached += 1
+                else:
+                    self.pool.drop((old,))
+            elif not node.busy:
+                self.reach += 1
+        self.segments += 1
+        child = Node(tokens, node.end, array("i", pages), node, self.segments)
+        child.locks = 1
+        node.children[tokens[:WIDTH]] = child
+        node.busy += 1
+        node.version += 1
+        self.pool.share(new)
+        self.nodes += 1
+        self.tokens += child.end - child.start
+        self.cached += len(new)
+        self._stored(child)
+        return child
+
+    def _extend(self, node: Node, tokens: bytes, new: Sequence[int]) -> Node:
+        """Append to a leaf that only the caller holds."""
+        start = node.end
+        node.tokens += tokens
+        node.end += len(tokens) // WIDTH
+        node.pages.extend(new)
+        node.version += 1
+        self.pool.share(new)
+        self.tokens += node.end - start
+        self.cached += len(new)
+        self._stored(node, start)
+        return node
+
+    def _split(self, node: Node, depth: int) -> Node:
+        """Cut `node` in two; it stays the lower half. Returns the upper, which ends at `depth`."""
+        parent = node.parent
+        assert parent is not None, "a root has nothing to split"
+        cut = (depth - node.start) * WIDTH
+        pages = depth // self.page_size - node.start // self.page_size
+        upper = Node(node.tokens[:cut], node.start, node.pages[:pages], parent, node.segment)
+        upper.locks, upper.leases, upper.busy = node.locks, node.leases, int(node.locks > 0)
+        upper.hits, upper.last_use, upper.priority = node.hits, node.last_use, node.priority
+        parent.children[upper.tokens[:WIDTH]] = upper
+        node.tokens = node.tokens[cut:]
+        node.pages = node.pages[pages:]
+        node.start = depth
+        node.parent = upper
+        node.version += 1
+        upper.children[node.tokens[:WIDTH]] = node
+        self.nodes += 1
+        if node.evictable:
+            self.policy.split(upper, node)
+        return upper
+
+    def _keeps_tail(self, node: Node) -> bool:
+        """Whether eviction below would end in leaving a page to `node`, which is locked."""
+        return bool(node.locks and node.children and not node.busy and node.end % self.page_size)
+
+    # ---- eviction ----
+
+    def evict(self, pages: int) -> int:
+        """Free at least `pages` pages, or all that no lock or lease holds; returns how many.
+
+        Of the last victim no more is cut off than is asked for, but at least a sixteenth, so that
+        copying what stays of it costs O(1) a page.
+        """
+        free = self.pool.free
+        goal = free + pages
+        while (short := goal - self.pool.free) > 0:
+            victim = self.policy.victim()
+            if victim is None:
+                break
+            size = len(victim.pages)
+            cut = max(short, size // 16)
+            if cut < size:
+                self._trim(victim, size - cut)
+            else:
+                self._remove(victim)
+        return self.pool.free - free
+
+    def prune(self, node: Node) -> None:
+        """Evict the path of `node` from its end, as far as nothing else wants it."""
+        while node.evictable and not node.children and node.version != DEAD:
+            parent = node.parent
+            assert parent is not None, "a root is not evictable"
+            self._remove(node)
+            node = parent
+
+    def clear(self) -> None:
+        """Evict all that no lock or lease holds."""
+        listeners, self.listeners = self.listeners, []
+        while (victim := self.policy.victim()) is not None:
+            self._remove(victim)
+        self.listeners = listeners
+        for listener in listeners:
+            listener.flushed(self.roots.values())
+
+    def _remove(self, node: Node) -> None:
+        """Evict an evictable leaf."""
+        parent = node.parent
+        assert parent is not None, "a root is not evictable"
+        self._evicted(node, node.start)
+        self.policy.remove(node)
+        del parent.children[node.tokens[:WIDTH]]
+        parent.version += 1
+        node.version = DEAD
+        pages = node.pages
+        self.nodes -= 1
+        self.tokens -= node.end - node.start
+        self.evicted_tokens += node.end - node.start
+        self.cached -= len(pages)
+        self.reach -= len(pages)
+        if parent.end % self.page_size and not parent.children:
+            # The parent is a leaf now and ends inside the first page: the page stays with it. That
+            # page was in reach if the parent is, else kept: in both cases this adds one.
+            parent.pages.append(pages[0])
+            self.cached += 1
+            self.reach += 1
+            pages = pages[1:]
+        self.evicted_pages += len(pages)
+        freed = self.pool.drop(pages)
+        assert freed == len(pages), "an evicted page was held outside of the tree"
+        if parent.evictable:
+            if not parent.children:
+                self.policy.bare(parent)
+        else:
+            self._drop_root(parent)
+
+    def _trim(self, node: Node, keep: int) -> None:
+        """Evict all but the first `keep` pages of an evictable leaf."""
+        end = (node.start // self.page_size + keep) * self.page_size
+        self._evicted(node, end)
+        pages = node.pages[keep:]
+        self.tokens -= node.end - end
+        self.evicted_tokens += node.end - end
+        self.cached -= len(pages)
+        self.reach -= len(pages)
+        node.tokens = node.tokens[: (end - node.start) * WIDTH]
+        node.pages = node.pages[:keep]
+        node.end = end
+        node.version += 1
+        self.evicted_pages += len(pages)
+        freed = self.pool.drop(pages)
+        assert freed == len(pages), "an evicted page was held outside of the tree"
+
+    def _drop_root(self, root: Node) -> None:
+        """Forget a namespace that has no nodes and no handles."""
+        if root.parent is None and not (root.children or root.locks or root.leases):
+            assert isinstance(root, Root), "the path does not end in a root"
+            root.version = DEAD
+            del self.roots[root.namespace]
+
+    def check(self) -> None:
+        """Raise AssertionError, saying what is wrong, where any invariant does not hold."""
+        found = audit_tree(self)
+        if found:
+            raise AssertionError("; ".join(found))
+
+    # ---- events ----
+
+    def _stored(self, node: Node, start: int | None = None) -> None:
+        for listener in self.listeners:
+            listener.stored(node, node.start if start is None else start)
+
+    def _evicted(self, node: Node, start: int) -> None:
+        for listener in self.listeners:
+            listener.evicted(node, start)
