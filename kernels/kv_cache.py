@@ -1,0 +1,122 @@
+"""The memory of the page pool: keys and values of all layers, as NHD pages in one tensor.
+
+Pages are zero until written, and zero pages cost no memory. This module hands out no page and
+knows no request; who may write where is decided by the page pool.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class RowCopy(Protocol):
+    """An order to copy the first `rows` rows of page `source` to page `destination`."""
+
+    @property
+    def source(self) -> int:
+        """The page that is read."""
+        ...
+
+    @property
+    def destination(self) -> int:
+        """The page that is written."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """How many rows, from the first on."""
+        ...
+
+
+class KVCache:
+    """Pages of keys and values. K and V of a layer are views of equal strides into one tensor.
+
+    Args:
+        num_layers: Layers of the model.
+        num_pages: Pages, each holding `page_size` tokens of every layer.
+        page_size: Tokens a page.
+        num_kv_heads: Key and value heads.
+        head_dim: Width of a head.
+        dtype: Of the elements.
+
+    Raises:
+        ValueError: A size below 1.
+        MemoryError: The machine does not give that much address space.
+    """
+
+    def __init__(  # noqa: PLR0917 -- the sizes of a tensor, in the order of its dimensions
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        shape = (num_layers, 2, num_pages, page_size, num_kv_heads, head_dim)
+        if min(shape) < 1:
+            raise ValueError(f"every size of a KV cache must be at least 1, got {shape}")
+        self.num_layers = num_layers
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.dtype = dtype
+        size = num_pages * self.bytes_per_page(num_layers, page_size, num_kv_heads, head_dim, dtype)
+        self._data = torch.frombuffer(_zeros(size), dtype=dtype).view(shape)
+        by_slot = self._data.view(num_layers, 2, num_pages * page_size, num_kv_heads, head_dim)
+        self._layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self._data]
+        self._slots: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in by_slot]
+
+    def k(self, layer: int) -> Tensor:
+        """The keys of a layer: [pages, page_size, kv_heads, head_dim], a view."""
+        return self._layers[layer][0]
+
+    def v(self, layer: int) -> Tensor:
+        """The values of a layer: [pages, page_size, kv_heads, head_dim], a view."""
+        return self._layers[layer][1]
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write T tokens of a layer.
+
+        Args:
+            layer: The layer.
+            slots: int64 [T], all different: page * page_size + row.
+            k: [T, kv_heads, head_dim].
+            v: [T, kv_heads, head_dim].
+
+        Raises:
+            IndexError: A slot out of the pool.
+        """
+        keys, values = self._slots[layer]
+        keys.index_copy_(0, slots, k)
+        values.index_copy_(0, slots, v)
+
+    def copy_rows(self, orders: Iterable[RowCopy]) -> None:
+        """Carry out copy orders, one after another, in all layers."""
+        for order in orders:
+            rows = self._data[:, :, order.source, : order.rows]
+            self._data[:, :, order.destination, : order.rows] = rows
+
+    @staticmethod
+    def bytes_per_page(
+        num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
+        """What one page takes, K and V of all layers together."""
+        return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize
+
+
+def _zeros(size: int) -> mmap.mmap:
+    """`size` bytes that are zero and take no memory until they are written.
+
+    The system maps a page of its own on the first write, which `torch.zeros` would do for all.
+    """
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no {size >> 20} MiB for the KV cache: {error}") from error

@@ -1,0 +1,55 @@
+"""Attention over pages in plain torch, written to be read: what every other backend must equal.
+
+Works in the dtype of the queries (float64 for tests). It gathers each request's pages and is slow.
+This module knows no model and no request beyond the batch's numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .backend import AttentionConfig, check_batch, check_query
+from .batch import AttentionBatch
+from .kv_cache import KVCache
+
+
+class ReferenceBackend:
+    """Softmax of scaled scores over the positions up to a row's own, one request after another."""
+
+    name = "reference"
+
+    def __init__(self, config: AttentionConfig, why: str) -> None:
+        self.config = config
+        self.why = why
+        self._batch: AttentionBatch | None = None
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Take the batch that the following runs are about."""
+        check_batch(batch, self.config)
+        self._batch = batch
+
+    def run(self, layer: int, q: Tensor, kv: KVCache) -> Tensor:
+        """Attention of the planned batch in one layer; see `AttentionBackend.run`."""
+        batch = check_query(self._batch, q, kv, self.config)
+        batch.check(kv.num_pages)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for r, kv_len in enumerate(batch.kv_lens.tolist()):
+            pages = torch.from_numpy(batch.kv_indices[batch.kv_indptr[r] : batch.kv_indptr[r + 1]])
+            rows = slice(int(batch.qo_indptr[r]), int(batch.qo_indptr[r + 1]))
+            k = kv.k(layer)[pages.long()].flatten(0, 1)[:kv_len]  # [m, K, D]
+            v = kv.v(layer)[pages.long()].flatten(0, 1)[:kv_len]
+            out[rows] = self._attend(q[rows], k.to(q.dtype), v.to(q.dtype))
+        return out
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of n rows [n, H, D] over m positions [m, K, D]."""
+        n, m = len(q), len(k)
+        group = self.config.num_heads // self.config.num_kv_heads
+        k = k.repeat_interleave(group, dim=1)  # [m, H, D]: query head h reads KV head h // group
+        v = v.repeat_interleave(group, dim=1)
+        scores = torch.einsum("nhd,mhd->hnm", q, k) * self.config.scale
+        positions = torch.arange(m - n, m)[:, None]  # of the rows
+        hidden = torch.arange(m)[None, :] > positions  # [n, m]
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        return torch.einsum("hnm,mhd->nhd", weights, v)
