@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from .audit import audit
 from .copies import Copies, CopyOrder, PendingCopy
+from .events import EventLog
 from .leases import Lease, Leases
 from .node import DEAD, WIDTH, Node, Spot, ancestor, descend, page_table, path, tail_holder
 from .pool import OutOfPages, PagePool
@@ -206,7 +207,11 @@ class PrefixCache:
         if node.end > border:
             holder = tail_holder(node)
             source = holder.pages[-1 if holder is node else 0]
-            self.tree.lock_node(holder)
+            if holder.locks:
+                self.tree.lock_node(holder)
+            else:  # of a long branch, only its first page
+                end = min(holder.end, border + self._size)
+                holder = self.tree.lock(Spot(None, holder, end, holder.version))
             if self.available() >= max(1, -(-length // self._size) - len(table)):
                 table += self._take(1)
                 copy = self.copies.give(CopyOrder(source, table[-1], node.end - border), holder)
@@ -273,6 +278,21 @@ class PrefixCache:
         self.leases.break_all()
         self.tree.clear()
         return self.pool.free - free
+
+    def listen(self, limit: int = 65536) -> EventLog:
+        """What happens to the tree, as a stream that begins with what there is.
+
+        Args:
+            limit: Events to keep for a listener that does not read them.
+        """
+        log = EventLog(limit)
+        log.replay(self.tree.roots.values())
+        self.tree.listeners.append(log)
+        return log
+
+    def unlisten(self, log: EventLog) -> None:
+        """End a stream."""
+        self.tree.listeners.remove(log)
 
     def stats(self) -> CacheStats:
         """The figures of now."""

@@ -100,7 +100,7 @@ class RadixTree:
         """
         node = spot.node
         if node is None:
-            node = self.roots[spot.namespace] = Root(spot.namespace)
+            node = self.roots.setdefault(spot.namespace, Root(spot.namespace))
         assert node.version != DEAD, "the spot is out of date"
         if spot.length < node.end:
             node = self._split(node, spot.length)
