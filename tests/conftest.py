@@ -1,10 +1,13 @@
 """What tests of several folders share: modules of `fixtures/`, and models."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")  # as the core process does; before torch is loaded
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument("--config", required=True, help="an EngineConfig as JSON")
     parser.add_argument("--parent-pid", type=int, required=True, help="ends with this process")
     args = parser.parse_args()
+    # OpenMP's threads must not spin at a barrier: where another process takes a core, a step then
+    # costs ten times its time. Read when torch is loaded, which is later.
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
     # Ctrl-C reaches the whole terminal; how the core ends is for the front to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with(args.parent_pid)
