@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from .audit import audit
 from .copies import Copies, CopyOrder, PendingCopy
-from .events import EventLog
-from .leases import Lease, Leases
-from .node import DEAD, WIDTH, Node, Spot, ancestor, descend, page_table, path, tail_holder
-from .pool import OutOfPages, PagePool
-from .stats import CacheStats
+from .eviction import Eviction
+from .leases import Leases
+from .node import WIDTH, Node, Spot, ancestor, descend, page_table, path, tail_holder
+from .pool import PagePool
+from .stats import CacheStats, Counters, gather_stats
 from .tree import RadixTree
 
 
@@ -30,6 +30,7 @@ class Sequence:
         cached: Tokens whose rows were there at admission.
         node: The handle on the prefix that the tree holds.
         computed: Tokens that are known to have rows, once the pending copy is carried out.
+        priority: Of the request, for the `priority` policy.
         copy: The order given at admission, if the match ended inside a page.
     """
 
@@ -37,6 +38,7 @@ class Sequence:
     cached: int
     node: Node
     computed: int
+    priority: int
     copy: PendingCopy | None = None
 
 
@@ -68,32 +70,27 @@ class PrefixCache:
     ) -> None:
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(self.pool, page_size, policy)
-        self.copies = Copies(self.tree, self.pool)
+        self.copies = Copies(self.tree)
         self.leases = Leases(self.tree)
+        self.counters = Counters()
         self.sequences: set[Sequence] = set()
-        self.enabled = enabled
+        self._eviction = Eviction(self.tree, self.leases, keep=enabled)
+        self._enabled = enabled
         self._size = page_size
-        self._admissions = self._admitted_tokens = self._hit_tokens = 0
 
     # ---- looking ----
 
-    def find(self, tokens: bytes, namespace: Hashable = "") -> Spot:
-        """Where the longest cached prefix of `tokens` ends, to be kept for `refind`."""
-        if not self.enabled:
-            return Spot(namespace, None, 0, DEAD)
-        return self.tree.find(tokens, namespace)
-
-    def refind(self, spot: Spot, tokens: bytes) -> Spot:
-        """What `find` would say now of the same `tokens`. O(1) where nothing changed there."""
-        return self.tree.refind(spot, tokens) if self.enabled else spot
-
     def peek(self, tokens: bytes, namespace: Hashable = "") -> int:
-        """How many of `tokens` (int32 bytes) are cached. Splits, locks and touches nothing."""
-        return self.find(tokens, namespace).length
+        """How many of `tokens` (int32 bytes) are cached. Splits, locks and touches nothing.
+
+        `tree.find` says where the match ended, too, for `tree.refind`: to ask again of the same
+        tokens costs next to nothing where the tree has not changed under them.
+        """
+        return self.tree.find(tokens, namespace).length
 
     def available(self) -> int:
         """How many pages `grow` could hand out now, exactly."""
-        return self.pool.free + self.tree.reach
+        return self._eviction.available()
 
     # ---- a request's life ----
 
@@ -117,16 +114,18 @@ class PrefixCache:
             length: Tokens that the request is about to hold; by default one more than `tokens`.
             priority: For the `priority` policy.
         """
-        self._admissions += 1
-        self._admitted_tokens += len(tokens) // WIDTH
-        if not self.enabled:
+        self.counters.admissions += 1
+        self.counters.admitted_tokens += len(tokens) // WIDTH
+        if not self._enabled:
             namespace = object()
-        node = self.tree.lock(self.tree.find(tokens, namespace))
-        for part in path(node):
-            part.hits += 1
-            part.priority = max(part.priority, priority)
-        sequence = self._hold(node, len(tokens) // WIDTH + 1 if length is None else length)
-        self._hit_tokens += sequence.cached
+        handle = self.tree.lock(self.tree.find(tokens, namespace))
+        for node in path(handle):
+            node.hits += 1
+            node.priority = max(node.priority, priority)
+        if length is None:
+            length = len(tokens) // WIDTH + 1
+        sequence = self._hold(handle, length, priority)
+        self.counters.hit_tokens += sequence.cached
         return sequence
 
     def fork(self, sequence: Sequence, length: int) -> Sequence:
@@ -138,7 +137,8 @@ class PrefixCache:
         assert sequence in self.sequences, "the sequence was released"
         assert length <= sequence.node.end, "commit what is to be forked"
         node = ancestor(sequence.node, length)
-        return self._hold(self.tree.lock(Spot(None, node, length, node.version)), length + 1)
+        handle = self.tree.lock(Spot(None, node, length, node.version))
+        return self._hold(handle, length + 1, sequence.priority)
 
     def grow(self, sequence: Sequence, length: int) -> None:
         """Make the page table long enough for `length` tokens, evicting what that needs.
@@ -149,7 +149,7 @@ class PrefixCache:
         assert sequence in self.sequences, "the sequence was released"
         need = -(-length // self._size) - len(sequence.pages)
         if need > 0:
-            sequence.pages += self._take(need)
+            sequence.pages += self._eviction.take(need)
 
     def commit(self, sequence: Sequence, tokens: bytes, length: int) -> None:
         """The rows at positions [0, length) are computed: enter them into the tree.
@@ -170,10 +170,10 @@ class PrefixCache:
             return  # what lies behind a copy is not there before the copy is
         sequence.computed = max(sequence.computed, length)
         tokens = tokens[: length * WIDTH]
-        spot, at = descend(node, tokens, node.end * WIDTH)
+        end, at = descend(node, tokens, node.end * WIDTH)
         matched = at // WIDTH
         if matched > node.end:
-            node = self.tree.advance(node, Spot(None, spot, matched, spot.version))
+            node = self.tree.advance(node, Spot(None, end, matched, end.version))
             self._swap(sequence, node)
         if matched < length:
             first = matched // self._size
@@ -182,7 +182,19 @@ class PrefixCache:
             if matched % self._size and below is not node:
                 self.copies.follow(pages[0], node, below)
             node = below
+        for part in path(node):
+            if part is sequence.node:
+                break
+            part.priority = max(part.priority, sequence.priority)
         sequence.node = node
+
+    def _swap(self, sequence: Sequence, node: Node) -> None:
+        """Where complete pages on the path of `node` are not those of the sequence, take them."""
+        theirs = page_table(node)[: node.end // self._size].tolist()
+        pairs = [(a, b) for a, b in zip(sequence.pages, theirs, strict=False) if a != b]
+        sequence.pages[: len(theirs)] = theirs
+        self.pool.share([b for _, b in pairs])
+        self.pool.drop([a for a, _ in pairs])
 
     def release(self, sequence: Sequence) -> None:
         """The request has ended: give back its handle, its pages, and its copy if nobody took it.
@@ -193,11 +205,11 @@ class PrefixCache:
         self.sequences.remove(sequence)
         copy = sequence.copy
         if copy is not None and self.copies.is_pending(copy) and not copy.taken:
-            self._unlock(self.copies.withdraw(copy))
+            self._eviction.unlock(self.copies.withdraw(copy))
         self.pool.drop(sequence.pages)
-        self._unlock(sequence.node)
+        self._eviction.unlock(sequence.node)
 
-    def _hold(self, node: Node, length: int) -> Sequence:
+    def _hold(self, node: Node, length: int, priority: int) -> Sequence:
         """A sequence of what `node`, a handle, ends."""
         border = node.end // self._size * self._size
         pages = page_table(node)[: node.end // self._size]
@@ -213,39 +225,17 @@ class PrefixCache:
                 end = min(holder.end, border + self._size)
                 holder = self.tree.lock(Spot(None, holder, end, holder.version))
             if self.available() >= max(1, -(-length // self._size) - len(table)):
-                table += self._take(1)
+                table += self._eviction.take(1)
                 copy = self.copies.give(CopyOrder(source, table[-1], node.end - border), holder)
             else:
-                self._unlock(holder)
+                self._eviction.unlock(holder)
                 above = ancestor(node, border)
                 above = self.tree.lock(Spot(None, above, border, above.version))
-                self._unlock(node)
+                self._eviction.unlock(node)
                 node = above
-        sequence = Sequence(table, node.end, node, node.end, copy)
+        sequence = Sequence(table, node.end, node, node.end, priority, copy)
         self.sequences.add(sequence)
         return sequence
-
-    def _swap(self, sequence: Sequence, node: Node) -> None:
-        """Where complete pages on the path of `node` are not those of the sequence, take them."""
-        theirs = page_table(node)[: node.end // self._size].tolist()
-        mine = sequence.pages[: len(theirs)]
-        pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a != b]
-        sequence.pages[: len(theirs)] = theirs
-        self.pool.share([b for _, b in pairs])
-        self.pool.drop([a for a, _ in pairs])
-
-    def _take(self, count: int) -> list[int]:
-        if self.available() < count:
-            raise OutOfPages(f"{count} pages asked for, {self.available()} are to be had")
-        while (short := count - self.pool.free) > 0:
-            if not self.tree.evict(short) and not self.leases.break_one():
-                raise AssertionError("fewer pages can be evicted than are counted")
-        return self.pool.take(count)
-
-    def _unlock(self, node: Node) -> None:
-        self.tree.unlock(node)
-        if not self.enabled:
-            self.tree.prune(node)
 
     # ---- copies ----
 
@@ -256,86 +246,17 @@ class PrefixCache:
     def copies_done(self, orders: Iterable[CopyOrder]) -> None:
         """The step that carried out these orders has ended."""
         for node in self.copies.done(orders):
-            self._unlock(node)
+            self._eviction.unlock(node)
 
-    # ---- the rest ----
-
-    def pin(
-        self, tokens: bytes, owner: Hashable, deadline: float, namespace: Hashable = ""
-    ) -> Lease:
-        """Keep what is cached of `tokens` until `deadline`, unless requests need the pages.
-
-        The lease ends by `leases.release`, `leases.release_owner` or `leases.expire`, or is broken.
-        """
-        node = self.tree.lock(self.find(tokens, namespace))
-        lease = self.leases.add(node, owner, deadline)
-        self.tree.unlock(node)
-        return lease
+    # ---- all of it ----
 
     def flush(self) -> int:
         """Break all leases and evict all that no request holds; how many pages that freed."""
-        free = self.pool.free
-        self.leases.break_all()
-        self.tree.clear()
-        return self.pool.free - free
-
-    def listen(self, limit: int = 65536) -> EventLog:
-        """What happens to the tree, as a stream that begins with what there is.
-
-        Args:
-            limit: Events to keep for a listener that does not read them.
-        """
-        log = EventLog(limit)
-        log.replay(self.tree.roots.values())
-        self.tree.listeners.append(log)
-        return log
-
-    def unlisten(self, log: EventLog) -> None:
-        """End a stream."""
-        self.tree.listeners.remove(log)
+        return self._eviction.clear()
 
     def stats(self) -> CacheStats:
-        """The figures of now."""
-        tree, pool = self.tree, self.pool
-        pages, private = pool.num_pages - 1, self._private()
-        return CacheStats(
-            pages=pages,
-            free=pool.free,
-            cached=tree.cached,
-            private=private,
-            unaccounted=pages - pool.free - tree.cached - private,
-            evictable=tree.reach,
-            leased=self.leases.pages(),
-            tokens=tree.tokens,
-            nodes=tree.nodes,
-            namespaces=len(tree.roots),
-            sequences=len(self.sequences),
-            leases=len(self.leases),
-            pending_copies=len(self.copies),
-            admissions=self._admissions,
-            admitted_tokens=self._admitted_tokens,
-            hit_tokens=self._hit_tokens,
-            copies=self.copies.given,
-            evicted_pages=tree.evicted_pages,
-            evicted_tokens=tree.evicted_tokens,
-            leases_broken=self.leases.broken,
-        )
-
-    def _private(self) -> int:
-        """Pages that requests or pending copies list, and the tree does not."""
-        pages: set[int] = set()
-        for sequence in self.sequences:
-            node = sequence.node
-            full, tail = divmod(node.end, self._size)
-            own = sequence.pages[full:]
-            if own and tail and not node.children and node.pages[-1] == own[0]:
-                own = own[1:]
-            pages.update(own)
-        for copy in self.copies:
-            pages.add(copy.order.destination)
-            if not any(copy.order.source in node.pages for node in path(copy.node)):
-                pages.add(copy.order.source)
-        return len(pages)
+        """Where the pages are now, and what has happened so far."""
+        return gather_stats(self)
 
     def check(self) -> None:
         """Raise AssertionError, saying what is wrong, where any invariant does not hold."""

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .node import Node
-from .pool import PagePool
 from .tree import RadixTree
 
 
@@ -40,9 +39,8 @@ class PendingCopy:
 class Copies:
     """The orders that are pending, by destination: no page is one for two orders at a time."""
 
-    def __init__(self, tree: RadixTree, pool: PagePool) -> None:
+    def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
-        self._pool = pool
         self._pending: dict[int, PendingCopy] = {}
         self.given = 0
         """Orders so far."""
@@ -60,7 +58,7 @@ class Copies:
     def give(self, order: CopyOrder, node: Node) -> PendingCopy:
         """Enter an order. `node` is a handle on the holder of the source, given up to the order."""
         copy = self._pending[order.destination] = PendingCopy(order, node)
-        self._pool.share((order.source, order.destination))
+        self._tree.pool.share((order.source, order.destination))
         self.given += 1
         return copy
 
@@ -97,5 +95,5 @@ class Copies:
                 copy.node = new
 
     def _drop(self, copy: PendingCopy) -> Node:
-        self._pool.drop((copy.order.source, copy.order.destination))
+        self._tree.pool.drop((copy.order.source, copy.order.destination))
         return copy.node

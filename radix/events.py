@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from .node import WIDTH, Node, namespace_of
@@ -98,3 +99,50 @@ class EventLog:
             self.lost += 1
         else:
             self._events.append(event)
+
+
+class Events:
+    """The listeners of one tree."""
+
+    def __init__(self) -> None:
+        self._logs: list[EventLog] = []
+
+    def listen(self, roots: Iterable[Node] = (), limit: int = 65536) -> EventLog:
+        """A stream of what happens, which begins with what there is under `roots`.
+
+        Args:
+            roots: Where the listener knows nothing yet; without any, it is told only what is new.
+            limit: Events to keep for a listener that does not read them.
+        """
+        log = EventLog(limit)
+        log.replay(roots)
+        self._logs.append(log)
+        return log
+
+    def unlisten(self, log: EventLog) -> None:
+        """End a stream."""
+        self._logs.remove(log)
+
+    def stored(self, node: Node, start: int) -> None:
+        """Tell that the tokens of `node` from `start` on have come."""
+        for log in self._logs:
+            log.stored(node, start)
+
+    def evicted(self, node: Node, start: int) -> None:
+        """Tell that the tokens of `node` from `start` on are about to go."""
+        for log in self._logs:
+            log.evicted(node, start)
+
+    def flushed(self, roots: Iterable[Node]) -> None:
+        """Tell that all went but what is under `roots`."""
+        for log in self._logs:
+            log.flushed(roots)
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Tell nothing meanwhile."""
+        logs, self._logs = self._logs, []
+        try:
+            yield
+        finally:
+            self._logs = logs

@@ -45,9 +45,17 @@ class Leases:
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._held)
 
-    def add(self, node: Node, owner: Hashable, deadline: float) -> Lease:
-        """Lease the path of `node`, which is locked."""
-        self._tree.lease(node)
+    def pin(
+        self, tokens: bytes, owner: Hashable, deadline: float, namespace: Hashable = ""
+    ) -> Lease:
+        """Keep what is cached of `tokens` (int32 bytes), as far as that goes, until `deadline`.
+
+        A lease ends at its deadline, with its owner, when it is released or when it is broken.
+        """
+        node = self._tree.lock(self._tree.find(tokens, namespace))
+        for up in path(node):
+            up.leases += 1
+        self._tree.unlock(node)
         lease = Lease(owner, deadline, node.end, node)
         insort(self._held, lease, key=lambda held: held.deadline)
         return lease
@@ -103,4 +111,9 @@ class Leases:
     def _end(self, lease: Lease, state: Literal["released", "expired", "broken"]) -> None:
         self._held.remove(lease)
         lease.state = state
-        self._tree.unlease(lease.node)
+        for up in path(lease.node):
+            assert up.leases > 0, "a lease was taken back twice"
+            up.leases -= 1
+            if up.evictable:
+                self._tree.policy.add(up)
+        self._tree.drop_root(up)

@@ -11,8 +11,8 @@ from array import array
 from collections.abc import Hashable, Sequence
 
 from .audit import audit_tree
-from .events import EventLog
-from .node import DEAD, WIDTH, Node, Root, Spot, descend, path
+from .events import Events
+from .node import DEAD, WIDTH, Node, Root, Spot, descend, keeps_tail, path
 from .policy import POLICIES
 from .pool import PagePool
 
@@ -32,8 +32,9 @@ class RadixTree:
     >>> spot = tree.find(array("i", [5, 6, 7, 11]).tobytes())
     >>> spot.length, tree.reach
     (3, 2)
-    >>> tree.evict(1), tree.find(words).length            # the least recently used page goes
-    (1, 4)
+    >>> tree.remove(tree.policy.victim())                 # the least recently used leaf goes
+    >>> tree.find(words).length, pool.free
+    (0, 8)
 
     Args:
         pool: Where the pages come from and go to.
@@ -62,7 +63,7 @@ class RadixTree:
         """Uses so far, the clock of `last_use`."""
         self.segments = 0
         """Events of storing so far."""
-        self.listeners: list[EventLog] = []
+        self.events = Events()
         self.evicted_pages = 0
         self.evicted_tokens = 0
 
@@ -101,7 +102,8 @@ class RadixTree:
         node = spot.node
         if node is None:
             node = self.roots.setdefault(spot.namespace, Root(spot.namespace))
-        assert node.version != DEAD, "the spot is out of date"
+        else:
+            assert node.version == spot.version, "the spot is out of date"
         if spot.length < node.end:
             node = self._split(node, spot.length)
         self.lock_node(node)
@@ -112,7 +114,7 @@ class RadixTree:
         above = False  # whether the child that we come from had no locks
         for up in path(node):
             if above:
-                self.reach += self._keeps_tail(up)
+                self.reach += keeps_tail(up, self.page_size)
                 up.busy += 1
             if up is stop:
                 break
@@ -121,7 +123,7 @@ class RadixTree:
                 self.policy.remove(up)
             up.locks += 1
             if above:
-                self.reach -= len(up.pages) + self._keeps_tail(up)
+                self.reach -= len(up.pages) + keeps_tail(up, self.page_size)
 
     def advance(self, node: Node, spot: Spot) -> Node:
         """Move a handle down from `node` to `spot`, and return it."""
@@ -141,31 +143,16 @@ class RadixTree:
             assert up.locks > 0, "unlocked more often than locked"
             if below:
                 up.busy -= 1
-                self.reach -= self._keeps_tail(up)
+                self.reach -= keeps_tail(up, self.page_size)
             up.last_use = self.tick
             below = up.locks == 1
             if below:
-                self.reach += len(up.pages) + self._keeps_tail(up)
+                self.reach += len(up.pages) + keeps_tail(up, self.page_size)
             up.locks -= 1
             if up.evictable:
                 self.policy.add(up)
             top, up = up, up.parent
-        self._drop_root(top)
-
-    def lease(self, node: Node) -> None:
-        """Keep the path of `node`, which is locked, as long as no lock needs its pages."""
-        for up in path(node):
-            assert up.locks, "only what is locked can be leased"
-            up.leases += 1
-
-    def unlease(self, node: Node) -> None:
-        """Take a lease back."""
-        for up in path(node):
-            assert up.leases > 0, "a lease was taken back twice"
-            up.leases -= 1
-            if up.evictable:
-                self.policy.add(up)
-        self._drop_root(up)
+        self.drop_root(top)
 
     def append(self, node: Node, tokens: bytes, pages: Sequence[int]) -> Node:
         """Enter new tokens behind `node`, a handle, which moves to their end.
@@ -211,7 +198,7 @@ class RadixTree:
         self.nodes += 1
         self.tokens += child.end - child.start
         self.cached += len(new)
-        self._stored(child)
+        self.events.stored(child, child.start)
         return child
 
     def _extend(self, node: Node, tokens: bytes, new: Sequence[int]) -> Node:
@@ -224,7 +211,7 @@ class RadixTree:
         self.pool.share(new)
         self.tokens += node.end - start
         self.cached += len(new)
-        self._stored(node, start)
+        self.events.stored(node, start)
         return node
 
     def _split(self, node: Node, depth: int) -> Node:
@@ -248,57 +235,13 @@ class RadixTree:
             self.policy.split(upper, node)
         return upper
 
-    def _keeps_tail(self, node: Node) -> bool:
-        """Whether eviction below would end in leaving a page to `node`, which is locked."""
-        return bool(node.locks and node.children and not node.busy and node.end % self.page_size)
-
-    # ---- eviction ----
-
-    def evict(self, pages: int) -> int:
-        """Free at least `pages` pages, or all that no lock or lease holds; returns how many.
-
-        Of the last victim no more is cut off than is asked for, but at least a sixteenth, so that
-        copying what stays of it costs O(1) a page.
-        """
-        free = self.pool.free
-        goal = free + pages
-        while (short := goal - self.pool.free) > 0:
-            victim = self.policy.victim()
-            if victim is None:
-                break
-            size = len(victim.pages)
-            cut = max(short, size // 16)
-            if cut < size:
-                self._trim(victim, size - cut)
-            else:
-                self._remove(victim)
-        return self.pool.free - free
-
-    def prune(self, node: Node) -> None:
-        """Evict the path of `node` from its end, as far as nothing else wants it."""
-        while node.evictable and not node.children and node.version != DEAD:
-            parent = node.parent
-            assert parent is not None, "a root is not evictable"
-            self._remove(node)
-            node = parent
-
-    def clear(self) -> None:
-        """Evict all that no lock or lease holds."""
-        listeners, self.listeners = self.listeners, []
-        while (victim := self.policy.victim()) is not None:
-            self._remove(victim)
-        self.listeners = listeners
-        for listener in listeners:
-            listener.flushed(self.roots.values())
-
-    def _remove(self, node: Node) -> None:
+    def remove(self, node: Node) -> None:
         """Evict an evictable leaf."""
         parent = node.parent
         assert parent is not None, "a root is not evictable"
-        self._evicted(node, node.start)
+        self.events.evicted(node, node.start)
         self.policy.remove(node)
         del parent.children[node.tokens[:WIDTH]]
-        parent.version += 1
         node.version = DEAD
         pages = node.pages
         self.nodes -= 1
@@ -320,12 +263,12 @@ class RadixTree:
             if not parent.children:
                 self.policy.bare(parent)
         else:
-            self._drop_root(parent)
+            self.drop_root(parent)
 
-    def _trim(self, node: Node, keep: int) -> None:
+    def trim(self, node: Node, keep: int) -> None:
         """Evict all but the first `keep` pages of an evictable leaf."""
         end = (node.start // self.page_size + keep) * self.page_size
-        self._evicted(node, end)
+        self.events.evicted(node, end)
         pages = node.pages[keep:]
         self.tokens -= node.end - end
         self.evicted_tokens += node.end - end
@@ -339,7 +282,7 @@ class RadixTree:
         freed = self.pool.drop(pages)
         assert freed == len(pages), "an evicted page was held outside of the tree"
 
-    def _drop_root(self, root: Node) -> None:
+    def drop_root(self, root: Node) -> None:
         """Forget a namespace that has no nodes and no handles."""
         if root.parent is None and not (root.children or root.locks or root.leases):
             assert isinstance(root, Root), "the path does not end in a root"
@@ -351,13 +294,3 @@ class RadixTree:
         found = audit_tree(self)
         if found:
             raise AssertionError("; ".join(found))
-
-    # ---- events ----
-
-    def _stored(self, node: Node, start: int | None = None) -> None:
-        for listener in self.listeners:
-            listener.stored(node, node.start if start is None else start)
-
-    def _evicted(self, node: Node, start: int) -> None:
-        for listener in self.listeners:
-            listener.evicted(node, start)

@@ -1,0 +1,88 @@
+"""Making room: which prefixes go when pages are wanted.
+
+It decides when to evict; which leaf goes next is the policy's choice, and what goes with it the
+tree's. It knows no requests.
+"""
+
+from __future__ import annotations
+
+from .leases import Leases
+from .node import DEAD, Node
+from .pool import OutOfPages
+from .tree import RadixTree
+
+
+class Eviction:
+    """Takes pages from the pool, evicting prefixes for them.
+
+    Args:
+        tree: What to evict from.
+        leases: What to break where that is not enough.
+        keep: Whether prefixes stay when their last handle is given back.
+    """
+
+    def __init__(self, tree: RadixTree, leases: Leases, *, keep: bool = True) -> None:
+        self._tree = tree
+        self._leases = leases
+        self._keep = keep
+
+    def available(self) -> int:
+        """How many pages `take` could hand out now, exactly."""
+        return self._tree.pool.free + self._tree.reach
+
+    def take(self, count: int) -> list[int]:
+        """Hand out `count` pages, evicting what that needs, and breaking leases if it must.
+
+        Raises:
+            OutOfPages: There are not so many; nothing has changed.
+        """
+        pool = self._tree.pool
+        if self.available() < count:
+            raise OutOfPages(f"{count} pages asked for, {self.available()} are to be had")
+        while (short := count - pool.free) > 0:
+            if not self.evict(short) and not self._leases.break_one():
+                raise AssertionError("fewer pages can be evicted than are counted")
+        return pool.take(count)
+
+    def evict(self, pages: int) -> int:
+        """Free at least `pages` pages, or all that no lock or lease holds; returns how many.
+
+        Of the last victim no more is cut off than is asked for, but at least a sixteenth, so that
+        copying what stays of it costs O(1) a page.
+        """
+        tree = self._tree
+        free = tree.pool.free
+        goal = free + pages
+        while (short := goal - tree.pool.free) > 0:
+            victim = tree.policy.victim()
+            if victim is None:
+                break
+            size = len(victim.pages)
+            cut = max(short, size // 16)
+            if cut < size:
+                tree.trim(victim, size - cut)
+            else:
+                tree.remove(victim)
+        return tree.pool.free - free
+
+    def clear(self) -> int:
+        """Break all leases and evict all that no lock holds; returns how many pages that freed."""
+        tree = self._tree
+        free = tree.pool.free
+        self._leases.break_all()
+        with tree.events.muted():
+            while (victim := tree.policy.victim()) is not None:
+                tree.remove(victim)
+        tree.events.flushed(tree.roots.values())
+        return tree.pool.free - free
+
+    def unlock(self, node: Node) -> None:
+        """Give a handle back, and evict what it held, if prefixes are not to be kept."""
+        self._tree.unlock(node)
+        if self._keep:
+            return
+        while node.evictable and not node.children and node.version != DEAD:
+            parent = node.parent
+            assert parent is not None, "a root is not evictable"
+            self._tree.remove(node)
+            node = parent
