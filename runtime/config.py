@@ -99,10 +99,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def parse_bytes(text: str) -> int:
-    """The number of bytes that `text` (`512M`, `4G`, `4GiB`, `1073741824`) stands for."""
+def parse_bytes(text: str, name: str = "kv_memory") -> int:
+    """The bytes that `text` (`512M`, `4G`, `4GiB`, `1073741824`), the setting `name`, stands for."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size < 1:
-        raise InvalidRequest(f"kv_memory must be a size like 512M or 4G, got {text!r}", "kv_memory")
+        raise InvalidRequest(f"{name} must be a size like 512M or 4G, got {text!r}", name)
     return size

@@ -1,0 +1,78 @@
+"""The command `boughs`. One module a command, which imports what is heavy only when it runs.
+
+This module knows which commands there are, and how failures become exit codes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from boughs.lang.errors import BoughsError
+from boughs.runtime.version import version
+
+from . import pull, serve
+
+COMMANDS = (pull, serve)
+
+_DESCRIPTION = """\
+Structured-generation programs, and a runtime that computes no prefix twice.
+"""
+
+_EXAMPLES = """\
+examples:
+  boughs pull smollm2-135m
+  boughs run examples/multi_turn.py
+  boughs serve smollm2-135m --port 30000
+  boughs chat --endpoint http://127.0.0.1:30000
+
+`boughs COMMAND --help` tells more.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        argv: Without the program's name; default the process's own.
+
+    Returns:
+        The exit status: 0, 1 after an error, 130 after Ctrl-C, or what a script gave.
+
+    Raises:
+        SystemExit: 2 for a wrong command line, 0 for `--help` and `--version`.
+    """
+    try:
+        args = _parse(sys.argv[1:] if argv is None else list(argv))
+        status: int = args.func(args)
+        return status
+    except BoughsError as error:
+        print(f"boughs: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    """The command's arguments; what follows `--` is a script's, in `script_args`."""
+    parser = argparse.ArgumentParser(
+        prog="boughs",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"boughs {version()}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    ours, theirs = argv, None
+    if "--" in argv:
+        at = argv.index("--")
+        ours, theirs = argv[:at], argv[at + 1 :]
+    args = parser.parse_args(ours)
+    if theirs is not None:
+        if "script_args" not in args:
+            parser.error("nothing may follow -- here")
+        args.script_args = theirs
+    return args

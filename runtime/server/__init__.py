@@ -1,0 +1,1 @@
+"""The engine over HTTP: SGLang's wire, OpenAI's, and our own extensions. Knows no core."""

@@ -1,0 +1,236 @@
+"""The body of `POST /generate`, read: SGLang's fields become requests.
+
+Unknown keys are ignored at the top level and refused in `sampling_params`, as SGLang does; keys
+that SGLang knows and we lack are refused when they are set. This module knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from boughs.lang.backend import GenerateRequest, Prompt
+from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.lang.sampling import SamplingParams
+from boughs.lang.segments import from_json
+
+from .body import converted
+
+T = TypeVar("T")
+
+LACKED = frozenset(
+    (
+        "audio_data",
+        "background",
+        "bootstrap_host",
+        "bootstrap_pair_key",
+        "bootstrap_port",
+        "bootstrap_room",
+        "custom_logit_processor",
+        "data_parallel_rank",
+        "decode_tp_size",
+        "disagg_prefill_dp_rank",
+        "heal",
+        "image_data",
+        "image_max_dynamic_patch",
+        "images_config",
+        "input_embeds",
+        "lora_id",
+        "lora_path",
+        "max_dynamic_patch",
+        "max_thinking_tokens",
+        "min_dynamic_patch",
+        "mm_content_hashes",
+        "mm_hashes",
+        "mm_processor_kwargs",
+        "modalities",
+        "multi_item_delimiter_indices",
+        "positional_embed_overrides",
+        "require_reasoning",
+        "return_bytes",
+        "return_entropy",
+        "return_flat_raw_output_top_logprobs",
+        "return_flat_raw_top_logprobs",
+        "return_flat_raw_top_logprobs_b64",
+        "return_hidden_states",
+        "return_indexer_topk",
+        "return_prompt_token_ids",
+        "return_routed_experts",
+        "return_sampling_mask",
+        "routed_dp_rank",
+        "routed_experts_start_len",
+        "sampling_logprobs_mode",
+        "session_params",
+        "token_ids_logprob",
+        "token_indices_to_pool",
+        "use_audio_in_video",
+        "video_config",
+        "video_data",
+        "video_max_dynamic_patch",
+        "watermark",
+    )
+)
+"""Keys that would change the answer and are not implemented. Those that only label, log or route a
+request (`session_id`, `log_metrics`, `routing_key`) count as unknown."""
+
+PROMPTS = ("text", "input_ids", "segments")
+
+_PARAMS_ABOVE = {"priority": "priority", "extra_key": "cache_salt", "cache_salt": "cache_salt"}
+"""Keys at the top level that are sampling parameters here."""
+
+
+class GenerateCall(NamedTuple):
+    """One call of `/generate`.
+
+    Attributes:
+        requests: In order.
+        name: Which of `PROMPTS` was given.
+        is_list: Whether a list of prompts was given.
+        rid: A name for all requests together, if the caller gave one to a list.
+        stream: Whether to answer as it comes.
+        return_text: Whether logprobs carry their token's text.
+    """
+
+    requests: list[GenerateRequest]
+    name: str
+    is_list: bool
+    rid: str | None
+    stream: bool
+    return_text: bool
+
+    @property
+    def gives_list(self) -> bool:
+        """Whether the answer is a list."""
+        return self.is_list or self.requests[0].params.n > 1
+
+
+def read_generate(body: Mapping[str, Any]) -> GenerateCall:
+    """The call that a body describes.
+
+    Raises:
+        InvalidRequest: Names the field.
+        Unsupported: A field that SGLang has and we lack.
+    """
+    for key in sorted(LACKED.intersection(body)):
+        if body[key] not in (None, False, [], {}, ""):
+            raise Unsupported(f"{key} is not supported", key)
+    name, prompts, is_list = read_prompts(body)
+    count = len(prompts)
+    params = _read_params(body, count, is_list=is_list)
+    asked = _each(body, "return_logprob", bool, [False] * count, is_list=is_list)
+    starts = _each(
+        body,
+        "logprob_start_len",
+        int,
+        # For SGLang's client, which scores choices: without a start it means the beginning.
+        [0 if p.max_new_tokens == 0 and lp else -1 for p, lp in zip(params, asked, strict=True)],
+        is_list=is_list,
+    )
+    tops = _each(body, "top_logprobs_num", int, [0] * count, is_list=is_list)
+    rids, group = _read_rids(body, count, is_list=is_list)
+    requests = [
+        GenerateRequest(
+            prompt=prompts[at],
+            params=params[at],
+            rid=rids[at],
+            return_logprob=asked[at],
+            logprob_start_len=starts[at],
+            top_logprobs_num=tops[at],
+        )
+        for at in range(count)
+    ]
+    return GenerateCall(
+        requests=requests,
+        name=name,
+        is_list=is_list,
+        rid=group,
+        stream=_flag(body, "stream"),
+        return_text=_flag(body, "return_text_in_logprobs"),
+    )
+
+
+def read_prompts(body: Mapping[str, Any]) -> tuple[str, list[Prompt], bool]:
+    """Which of `PROMPTS` is given, the prompts, and whether they are a list."""
+    given = [key for key in PROMPTS if body.get(key) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"give exactly one of {', '.join(PROMPTS)}, got {' and '.join(given) or 'none'}", "text"
+        )
+    name = given[0]
+    value = body[name]
+    if name == "text" and isinstance(value, str):
+        return name, [value], False
+    if not isinstance(value, list):
+        kinds = "a string or a list of strings" if name == "text" else "a list"
+        raise InvalidRequest(f"{name}: expected {kinds}, got {value!r:.40}", name)
+    if not value:
+        raise InvalidRequest(f"{name}: the list is empty", name)
+    if name == "text":
+        return name, list(converted(value, list[str], name)), True
+    nested = isinstance(value[0], list)
+    if name == "input_ids":
+        if nested:
+            return name, list(converted(value, list[list[int]], name)), True
+        return name, [converted(value, list[int], name)], False
+    if nested:
+        return name, [from_json(item, f"{name}[{at}]") for at, item in enumerate(value)], True
+    return name, [from_json(value, name)], False
+
+
+def _read_params(body: Mapping[str, Any], count: int, *, is_list: bool) -> list[SamplingParams]:
+    key = "sampling_params"
+    value = body.get(key)
+    above = {
+        name: body[given] for given, name in _PARAMS_ABOVE.items() if body.get(given) is not None
+    }
+    if isinstance(value, list) and is_list:
+        _check_count(value, count, key)
+        return [_one_params(item, above, f"{key}[{at}]") for at, item in enumerate(value)]
+    return [_one_params(value, above, key)] * count
+
+
+def _one_params(value: Any, above: Mapping[str, Any], where: str) -> SamplingParams:
+    if not isinstance(value, dict | None):
+        raise InvalidRequest(f"{where}: expected an object, got {value!r:.40}", where)
+    return SamplingParams.from_mapping({**above, **(value or {})}, f"{where}.")
+
+
+def _read_rids(
+    body: Mapping[str, Any], count: int, *, is_list: bool
+) -> tuple[list[str] | list[None], str | None]:
+    """The id of each request, and the name of all of them."""
+    rid = body.get("rid")
+    if rid is None:
+        return [None] * count, None
+    if isinstance(rid, str) and is_list:
+        return [f"{rid}-{at}" for at in range(count)], rid
+    rids = converted(rid if is_list else [rid], list[str], "rid")
+    _check_count(rids, count, "rid")
+    if len(set(rids)) < count:
+        raise InvalidRequest("rid: an id is given twice", "rid")
+    return rids, None
+
+
+def _each(
+    body: Mapping[str, Any], key: str, kind: type[T], default: list[T], *, is_list: bool
+) -> list[T]:
+    """The value of a field for each prompt; None means its default."""
+    value = body.get(key)
+    values = value if isinstance(value, list) and is_list else [value] * len(default)
+    _check_count(values, len(default), key)
+    for item in values:
+        if item is not None and type(item) is not kind:
+            raise InvalidRequest(f"{key}: expected {kind.__name__}, got {item!r:.40}", key)
+    return [usual if item is None else item for item, usual in zip(values, default, strict=True)]
+
+
+def _flag(body: Mapping[str, Any], key: str) -> bool:
+    value = body.get(key)
+    if not isinstance(value, bool | None):
+        raise InvalidRequest(f"{key}: expected a boolean, got {value!r:.40}", key)
+    return bool(value)
+
+
+def _check_count(values: list[Any], count: int, key: str) -> None:
+    if len(values) != count:
+        raise InvalidRequest(f"{key}: {len(values)} values for {count} prompts", key)

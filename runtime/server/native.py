@@ -1,0 +1,190 @@
+"""`/generate` and `/score`: SGLang's wire, and our own.
+
+This module knows requests and answers, and no tokens and no sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from boughs.lang.backend import Answer, ScoreRequest
+from boughs.lang.errors import InvalidRequest
+from boughs.lang.meta import meta_info
+from boughs.lang.segments import to_json
+
+from .body import converted, read_json
+from .config import ServerConfig
+from .errors import json_response
+from .events import send_events
+from .generate import PROMPTS, GenerateCall, read_generate, read_prompts
+from .merge import add, collect_all, merged
+from .served import Served
+
+
+class Native:
+    """The handlers.
+
+    Args:
+        served: The engine.
+        config: The server's settings.
+    """
+
+    def __init__(self, served: Served, config: ServerConfig) -> None:
+        self._served = served
+        self._config = config
+        self._groups: dict[str, list[str]] = {}
+
+    def routes(self) -> list[web.RouteDef]:
+        """What to add to the application."""
+        return [
+            web.post("/generate", self.generate),
+            web.put("/generate", self.generate),
+            web.post("/score", self.score),
+            web.post("/abort_request", self.abort),
+        ]
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """Continue one prompt, or each of a list."""
+        began = time.monotonic()
+        call = read_generate(await read_json(request, self._config.client_timeout))
+        with self._group(call):
+            if call.stream:
+                return await send_events(
+                    request,
+                    self._lines(call, began),
+                    openai=False,
+                    seconds=self._config.client_timeout,
+                )
+            name = call.name if call.is_list else None
+            answers = await collect_all(self._served, call.requests, name=name)
+        results = [
+            answer_json(call, item, answer, began)
+            for item, choices in enumerate(answers)
+            for answer in choices
+        ]
+        return json_response(results if call.gives_list else results[0])
+
+    async def _lines(self, call: GenerateCall, began: float) -> AsyncGenerator[bytes | None, None]:
+        """Every answer so far, each time it has grown; None after a while without news."""
+        made: list[dict[int, Answer]] = [{} for _ in call.requests]
+        first = [0]
+        for one in call.requests:
+            first.append(first[-1] + one.params.n)
+        pieces = merged(
+            self._served,
+            call.requests,
+            name=call.name if call.is_list else None,
+            idle=self._config.keep_alive,
+        )
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if piece is None:
+                    yield None
+                    continue
+                answer = add(made[piece.item], piece.chunk)
+                result = answer_json(call, piece.item, answer, began)
+                if call.gives_list:
+                    result["index"] = first[piece.item] + answer.index
+                yield msgspec.json.encode(result)
+
+    async def score(self, request: web.Request) -> web.Response:
+        """Score choices as continuations of a prompt."""
+        body = await read_json(request, self._config.client_timeout)
+        scores = await self._served.score(read_score(body))
+        return json_response(scores)
+
+    async def abort(self, request: web.Request) -> web.Response:
+        """End the requests of this id, or all; says how many ran."""
+        body = await read_json(request, self._config.client_timeout)
+        rid, everything = body.get("rid"), body.get("abort_all")
+        if not isinstance(everything, bool | None) or not isinstance(rid, str | None):
+            raise InvalidRequest("give rid, a string, or abort_all: true", "rid")
+        if everything:
+            return json_response({"aborted": self._served.abort_all()})
+        if not rid:
+            raise InvalidRequest("give rid, a string, or abort_all: true", "rid")
+        rids = self._groups.get(rid, [rid])
+        return json_response({"aborted": sum(map(self._served.abort, rids))})
+
+    @contextmanager
+    def _group(self, call: GenerateCall) -> Iterator[None]:
+        """Remember, while a list runs under one id, which requests that is."""
+        if call.rid is None:
+            yield
+            return
+        if call.rid in self._groups:
+            raise InvalidRequest(f"rid: requests {call.rid!r} run already", "rid")
+        self._groups[call.rid] = [one.rid for one in call.requests if one.rid is not None]
+        try:
+            yield
+        finally:
+            del self._groups[call.rid]
+
+
+def answer_json(call: GenerateCall, item: int, answer: Answer, began: float) -> dict[str, Any]:
+    """SGLang's object for one answer, whole or so far."""
+    asked = call.requests[item]
+    if asked.return_logprob and asked.params.max_new_tokens == 0:
+        answer = _for_choices(call, asked.logprob_start_len, answer)
+    result: dict[str, Any] = {
+        "text": answer.text,
+        "output_ids": answer.output_ids,
+        "meta_info": meta_info(
+            answer, return_text=call.return_text, e2e_latency=time.monotonic() - began
+        ),
+    }
+    if call.name == "segments":
+        result["segments"] = [to_json(segment) for segment in answer.segments]
+        result["rendered"] = answer.rendered
+    return result
+
+
+def _for_choices(call: GenerateCall, start: int, answer: Answer) -> Answer:
+    """Prompt logprobs as the `select` of SGLang's own client counts on.
+
+    It was written for entries that begin one token after `logprob_start_len`, and takes a mean
+    over all of them, in which null has no place.
+    """
+    entries = answer.prompt_logprobs
+    if not entries:
+        return answer
+    if start > 0:
+        entries = entries[1:]
+    elif start == 0 and call.name == "text" and call.is_list and call.return_text:
+        entries = [msgspec.structs.replace(entries[0], logprob=0.0), *entries[1:]]
+    return msgspec.structs.replace(answer, prompt_logprobs=entries)
+
+
+class _ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of `/score` beside the prompt."""
+
+    choices: list[str]
+    unconditional: bool = False
+    cache_salt: str | None = None
+    rid: str | None = None
+
+
+def read_score(body: dict[str, Any]) -> ScoreRequest:
+    """The request that the body of `/score` describes.
+
+    Raises:
+        InvalidRequest: Names the field.
+    """
+    name, prompts, is_list = read_prompts(body)
+    if is_list:
+        raise InvalidRequest(f"{name}: one prompt a call", name)
+    rest = {key: value for key, value in body.items() if key not in PROMPTS}
+    asked = converted(rest, _ScoreBody, "")
+    return ScoreRequest(
+        prompt=prompts[0],
+        choices=asked.choices,
+        unconditional=asked.unconditional,
+        cache_salt=asked.cache_salt,
+        rid=asked.rid,
+    )
