@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import regex
+
 from boughs.lang.backend import Chunk, Finish, TokenLogprob
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Ids, Segment, Text
 from boughs.runtime.messages import Output
 
 from .detokenize import Detokenizer
-from .stops import StopFinder, compile_patterns
+from .stops import StopFinder
 from .tokenizer import Tokenizer
 
 Top = list[tuple[int, float]]
@@ -33,6 +35,7 @@ class Asked:
         prompt_logprobs_from: The first prompt position with a logprob, if any.
         logprobs: Whether output tokens carry logprobs.
         top_logprobs: How many alternatives at each position.
+        patterns: The compiled `stop_regex`.
         stop_texts: Stops that are one special token: its id to the text. The core ends there.
     """
 
@@ -43,6 +46,7 @@ class Asked:
     prompt_logprobs_from: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    patterns: Sequence[regex.Pattern[str]] = ()
     stop_texts: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -69,11 +73,7 @@ class ChoiceOutput:
             skip_special=params.skip_special_tokens,
             at_start=tokenizer.special_ids.issuperset(asked.prompt_ids),
         )
-        self._finder = (
-            StopFinder(params.stop, compile_patterns(params.stop_regex))
-            if params.stops_in_text
-            else None
-        )
+        self._finder = StopFinder(params.stop, asked.patterns) if params.stops_in_text else None
         self._ids: list[int] = []
         self._pieces: list[str] = []  # the characters that each token completed
         self._ends: list[int] = []  # characters up to and with each token's

@@ -72,7 +72,6 @@ class Planner:
         ids = self.encode(segments, rendered)
         self._check_ids(params)
         logprobs_from = self._check_logprobs(request, len(ids))
-        compile_patterns(params.stop_regex)
         # The seed is drawn at arrival, so that a replay draws the same numbers.
         filled = msgspec.structs.replace(
             params,
@@ -87,6 +86,7 @@ class Planner:
             prompt_logprobs_from=logprobs_from,
             logprobs=request.return_logprob,
             top_logprobs=request.top_logprobs_num,
+            patterns=compile_patterns(params.stop_regex),
             stop_texts={
                 self._tokenizer.special[stop]: stop
                 for stop in params.stop

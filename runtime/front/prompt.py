@@ -41,7 +41,9 @@ def encode_segments(
             stretch = _encode_run(tokenizer, run, out)
             if segment.skip_bytes:
                 run = _give_back(tokenizer, run, segment, f"segments[{at}]")
-                stretch = _first_tokens(tokenizer, run, stretch, out)
+                # The model saw the longer text's tokens; the shorter may be cut otherwise.
+                kept = _less(tokenizer, stretch, segment.skip_bytes)
+                stretch = _encode_run(tokenizer, run, out) if kept is None else kept
             out += stretch + segment.ids
             run = []
         else:
@@ -137,20 +139,13 @@ def _give_back(tokenizer: Tokenizer, run: list[Part], segment: Ids, where: str) 
     return _without_tail(run, len(text) - len(left))
 
 
-def _first_tokens(
-    tokenizer: Tokenizer, run: list[Part], whole: list[int], before: list[int]
-) -> list[int]:
-    """The ids of `run`, as the first of `whole` (a longer text's) where these spell the same.
-
-    The model has seen the longer text's tokens, and a shorter text alone may be cut otherwise.
-    """
-    ids = _encode_run(tokenizer, run, before)
-    size = sum(len(tokenizer.token_bytes(id_)) for id_ in ids)
-    for kept, id_ in enumerate(whole):
-        if size <= 0:
-            return whole[:kept] if size == 0 else ids
-        size -= len(tokenizer.token_bytes(id_))
-    return ids
+def _less(tokenizer: Tokenizer, ids: list[int], count: int) -> list[int] | None:
+    """`ids` without the last ones, which spell `count` bytes; None where no token ends there."""
+    for kept in range(len(ids), -1, -1):
+        if count <= 0:
+            return ids[:kept] if count == 0 else None
+        count -= len(tokenizer.token_bytes(ids[kept - 1]))
+    return None
 
 
 def _without_tail(run: list[Part], chars: int) -> list[Part]:

@@ -10,6 +10,8 @@ This module knows characters only: no tokens, no requests.
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,8 +21,11 @@ import regex
 
 from boughs.lang.errors import InvalidRequest
 
-CALL_SECONDS = 0.2
+CALL_SECONDS = 0.1
 """A single try of a pattern may take this long."""
+
+MAX_REPEATS = 10_000
+"""The product of a pattern's counted repeats: `regex` writes them out when it compiles."""
 
 BUDGET_SECONDS, BUDGET_PER_PIECE = 1.0, 0.001
 """All tries of a request may take this much CPU time, and so much more per piece of text."""
@@ -116,10 +121,17 @@ def compile_patterns(sources: Iterable[str]) -> list[regex.Pattern[str]]:
     """The patterns of `stop_regex`.
 
     Raises:
-        InvalidRequest: One cannot be compiled, or matches nothing at all, which is everywhere.
+        InvalidRequest: One cannot be compiled, is too large, or matches the empty text, which is
+            everywhere.
     """
     compiled = []
     for source in sources:
+        counts = re.findall(r"\{\s*([0-9]+)", source)
+        if math.prod(max(1, int(count)) for count in counts) > MAX_REPEATS:
+            raise InvalidRequest(
+                f"stop_regex: the counts in {source!r} multiply to more than {MAX_REPEATS}",
+                "stop_regex",
+            )
         try:
             pattern = regex.compile(source)
             empty = pattern.match("", timeout=CALL_SECONDS) is not None
@@ -190,12 +202,10 @@ class StopFinder:
         if not counts:
             self._floor = self._base + len(self._text)
         began = time.thread_time() if self._keeps_all else 0.0
-        for stop in self._stops:
-            if self.best is not None and stop.start >= self.best.start:
-                continue
-            match = stop.scan(self._text, self._base, self._floor)
-            if match is not None and (self.best is None or match < self.best):
-                self.best = match
+        limit = self._base + len(self._text) if self.best is None else self.best.start
+        active = [stop for stop in self._stops if stop.start < limit]
+        found = [stop.scan(self._text, self._base, self._floor) for stop in active]
+        self.best = min((m for m in (*found, self.best) if m is not None), default=None)
         if self._keeps_all:
             self._spend(time.thread_time() - began)
         else:

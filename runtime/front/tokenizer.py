@@ -61,10 +61,9 @@ class Tokenizer:
         self._never = self.special_ids - {hf.unk_token_id}
         self.prefix = tuple(_prefix(rust))
         self._rust = _by_place(plain)
-        kind = _kind(plain.get("decoder"), name)
-        self.dummy_space = kind == "sentencepiece" and rust.decode(
-            rust.encode(SPACE + "a", add_special_tokens=False).ids
-        ).startswith("a")
+        steps = _steps(plain.get("decoder"))
+        kind = _kind(steps, name)
+        self.dummy_space = any(_drops_space(step) for step in steps)
         self.bytes_of = [
             _token_bytes(kind, rust.id_to_token(id_), added.get(id_)) for id_ in range(_size(rust))
         ]
@@ -201,9 +200,23 @@ def _without_dummy_space(plain: dict[str, Any], place: Place) -> dict[str, Any]:
 Kind = Literal["bytelevel", "sentencepiece"]
 
 
-def _kind(decoder: dict[str, Any] | None, name: str) -> Kind:
-    """How tokens spell text, read from the decoder."""
-    steps = (decoder or {}).get("decoders", [decoder]) if decoder else []
+def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """What a decoder does, in turn."""
+    if decoder is None:
+        return []
+    steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
+    return steps
+
+
+def _drops_space(step: dict[str, Any]) -> bool:
+    """Whether a decoder's step takes the space off the start of a text."""
+    if step["type"] == "Metaspace":
+        return bool(step["prepend_scheme"] != "never")
+    return bool(step["type"] == "Strip" and step["content"] == " " and step["start"])
+
+
+def _kind(steps: list[dict[str, Any]], name: str) -> Kind:
+    """How tokens spell text, read from what the decoder does."""
     kinds = [step["type"] for step in steps]
     if "ByteLevel" in kinds:
         return "bytelevel"
