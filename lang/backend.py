@@ -8,7 +8,7 @@ puts them together. This module knows no backend and no program.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -147,6 +147,7 @@ class Scores(msgspec.Struct, kw_only=True):
     rendered: list[str] | None = None
 
 
+@runtime_checkable
 class Backend(Protocol):
     """Who runs the requests of programs. All methods run on `boughs.lang.loop`'s event loop."""
 

@@ -21,6 +21,8 @@ the error itself. This module knows nothing of requests, programs or servers.
 
 from __future__ import annotations
 
+import copy
+
 
 class BoughsError(Exception):
     """The root of all errors that Boughs raises."""
@@ -126,3 +128,18 @@ _BY_NAME: dict[str, type[BoughsError]] = {
 def as_error(kind: str, message: str) -> BoughsError:
     """The error whose class is called `kind`; an unknown kind gives a `BackendError`."""
     return _BY_NAME.get(kind, BackendError)(message)
+
+
+def located(error: BaseException, where: str) -> BoughsError:
+    """`error` with the place where it happened in its message, and itself as the cause.
+
+    An error of ours stays of its class, with all its attributes; any other becomes a
+    `ProgramError`. Each call makes a new one, so that it can be raised to several readers.
+    """
+    if isinstance(error, BoughsError):
+        placed = copy.copy(error)
+        placed.args = (f"{where}: {error}", *error.args[1:])
+    else:
+        placed = ProgramError(f"{where}: {type(error).__name__}: {error}")
+    placed.__cause__ = error
+    return placed

@@ -1,0 +1,177 @@
+"""What a state holds: segments for the backend, their text for people, variables.
+
+Plain data that the executor changes and a fork copies. This module knows no queue, no thread and
+no backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from boughs.lang import segments as seg
+from boughs.lang.backend import Answer
+from boughs.lang.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How much a branch had when it began."""
+
+    segments: int
+    shown: int
+    marks: int
+    messages: int
+    begun: int
+
+
+@dataclass
+class Contents:
+    """A state's contents.
+
+    Attributes:
+        segments: What a request is made of.
+        shown: The text of what was added, piece by piece; a role mark's is empty until a backend
+            rendered it.
+        marks: The places of the role marks in `shown`.
+        known: How many of the marks are rendered for good.
+        messages: The messages that have ended, in OpenAI's form.
+        role: The role of the open message, if any.
+        begun: Where its content begins in `shown`.
+        variables: Name to value.
+        meta: Name to meta info, for variables that a request made.
+        probs: Name to the probabilities of its choices, for selects.
+        scopes: Name to where it begins in `shown`, for open variable scopes.
+        written: The variables set since the state began.
+        origin: Where the branch began, if it is one.
+    """
+
+    segments: list[seg.Segment] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    known: int = 0
+    messages: list[dict[str, str]] = field(default_factory=list)
+    role: str | None = None
+    begun: int = 0
+    variables: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+    probs: dict[str, dict[str, float]] = field(default_factory=dict)
+    scopes: dict[str, int] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+    origin: Origin | None = None
+
+    def copy(self) -> Contents:
+        """What a branch begins with."""
+        return Contents(
+            segments=list(self.segments),
+            shown=list(self.shown),
+            marks=list(self.marks),
+            known=self.known,
+            messages=[dict(message) for message in self.messages],
+            role=self.role,
+            begun=self.begun,
+            variables=dict(self.variables),
+            meta=dict(self.meta),
+            probs=dict(self.probs),
+            scopes=dict(self.scopes),
+            origin=Origin(
+                segments=len(self.segments),
+                shown=len(self.shown),
+                marks=len(self.marks),
+                messages=len(self.messages),
+                begun=self.begun,
+            ),
+        )
+
+    def text(self, begin: int = 0) -> str:
+        """All text from the piece `begin` on."""
+        return "".join(self.shown[begin:])
+
+    @property
+    def settled(self) -> int:
+        """How many pieces of `shown` come before the first mark that is not rendered yet."""
+        return self.marks[self.known] if self.known < len(self.marks) else len(self.shown)
+
+    def add_text(self, text: str) -> None:
+        """Add what the program's author wrote, or what its role makes of it."""
+        if self.role in (None, "assistant"):
+            self._add(seg.Text(text), text)
+        else:
+            self._add(seg.Content(text), text)
+
+    def add_content(self, text: str) -> None:
+        """Add a user's text."""
+        self._add(seg.Content(text), text)
+
+    def add_answer(self, answer: Answer) -> None:
+        """Add what a backend produced."""
+        self.segments += answer.segments
+        self.shown.append(answer.text)
+
+    def begin_role(self, role: str) -> None:
+        """Open a message."""
+        if self.role is not None:
+            raise InvalidRequest(f"a {role} message begins inside of the {self.role} message")
+        self.role = role
+        self._add_mark(seg.Role(role, "begin"))
+        self.begun = len(self.shown)
+
+    def end_role(self, role: str) -> None:
+        """Close the open message."""
+        if self.role != role:
+            inside = f"the open one is {self.role}" if self.role else "none is open"
+            raise InvalidRequest(f"a {role} message ends, but {inside}")
+        self.messages.append({"role": role, "content": self.text(self.begun)})
+        self.role = None
+        self._add_mark(seg.Role(role, "end"))
+
+    def render(self, texts: Sequence[str]) -> None:
+        """Take over the texts of the marks that a request held: the first `len(texts)` ones.
+
+        The text of a begin that nothing follows is not final: what follows may change it.
+        """
+        for place, text in zip(self.marks, texts, strict=False):
+            self.shown[place] = text
+        known = len(texts)
+        if known and known == len(self.marks) and self._ends_with_begin():
+            known -= 1
+        self.known = max(self.known, known)
+
+    def append_from(self, branch: Contents) -> None:
+        """Append what `branch` holds beyond what it began with."""
+        origin = branch.origin
+        assert origin is not None, "only branches are joined"
+        offset = len(self.shown) - origin.shown
+        self.segments += branch.segments[origin.segments :]
+        self.marks += [place + offset for place in branch.marks[origin.marks :]]
+        self.shown += branch.shown[origin.shown :]
+        self.messages += branch.messages[origin.messages :]
+        if branch.begun != origin.begun:
+            self.role, self.begun = branch.role, branch.begun + offset
+        elif branch.role is None:
+            self.role = None
+
+    def set(self, name: str, value: Any, meta: Any = None) -> None:
+        """Give a variable a value, with the meta info of the request that made it."""
+        self.variables[name] = value
+        self.written.add(name)
+        self.probs.pop(name, None)
+        if meta is None:
+            self.meta.pop(name, None)
+        else:
+            self.meta[name] = meta
+
+    def _add(self, segment: seg.Segment, text: str) -> None:
+        if text:
+            self.segments.append(segment)
+            self.shown.append(text)
+
+    def _add_mark(self, mark: seg.Role) -> None:
+        self.marks.append(len(self.shown))
+        self.segments.append(mark)
+        self.shown.append("")
+
+    def _ends_with_begin(self) -> bool:
+        last = self.segments[-1] if self.segments else None
+        return isinstance(last, seg.Role) and last.at == "begin"

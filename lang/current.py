@@ -1,0 +1,108 @@
+"""Which backend a program runs on when none is given.
+
+In this order: the argument, the innermost `with boughs.backend(…)` or running program, the
+process's default. This module knows no kind of backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from boughs.lang import loop
+from boughs.lang.backend import Backend
+from boughs.lang.errors import InvalidRequest
+
+
+class GlobalConfig:
+    """SGLang's `global_config`, as far as it means something here.
+
+    Attributes:
+        default_backend: The process's default backend.
+    """
+
+    __slots__ = ("default_backend",)
+
+    def __init__(self) -> None:
+        self.default_backend: Backend | None = None
+
+
+global_config = GlobalConfig()
+
+_scoped: ContextVar[Backend | None] = ContextVar("boughs_backend", default=None)
+_inside: ContextVar[bool] = ContextVar("boughs_inside", default=False)
+
+
+def set_default_backend(backend: Backend) -> None:
+    """Make `backend` the process's default."""
+    global_config.default_backend = _checked(backend)
+
+
+@contextmanager
+def backend(backend: Backend) -> Iterator[Backend]:
+    """In this block (and what it calls or awaits) programs run on `backend`."""
+    token = _scoped.set(_checked(backend))
+    try:
+        yield backend
+    finally:
+        _scoped.reset(token)
+
+
+@contextmanager
+def body_of(backend: Backend) -> Iterator[None]:
+    """The block is a program's body, and programs that it runs have its backend."""
+    scope, inside = _scoped.set(backend), _inside.set(True)
+    try:
+        yield
+    finally:
+        _inside.reset(inside)
+        _scoped.reset(scope)
+
+
+def inside_program() -> bool:
+    """Whether the caller is a program's body."""
+    return _inside.get()
+
+
+def resolve(given: Backend | None) -> Backend:
+    """The backend to use.
+
+    Raises:
+        InvalidRequest: There is none, or what was given is none.
+    """
+    if given is not None:
+        return _checked(given)
+    found = _scoped.get() or global_config.default_backend
+    if found is None:
+        raise InvalidRequest(
+            "there is no backend: pass backend=…, or call boughs.set_default_backend(…) first",
+            "backend",
+        )
+    return found
+
+
+def flush_cache(backend: Backend | None = None) -> bool:
+    """Forget every cached prefix of a backend; True when done.
+
+    Raises:
+        BoughsError: There is no backend, or it cannot flush now.
+    """
+    loop.run(resolve(backend).flush_cache())
+    return True
+
+
+def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
+    """What a backend is and how it does."""
+    return loop.run(resolve(backend).get_server_info())
+
+
+def _checked(backend: Backend) -> Backend:
+    if not isinstance(backend, Backend):
+        raise InvalidRequest(
+            f"backend: expected an Engine, a RuntimeEndpoint, a Runtime or another object with "
+            f"the methods of boughs.lang.backend.Backend, got {backend!r:.60}",
+            "backend",
+        )
+    return backend

@@ -1,0 +1,337 @@
+"""The executor: runs the nodes of one state, in order, on Boughs's event loop.
+
+Statements are queued by whoever runs the program's body and run by a task that lives as long as
+there is something to do, so a state costs no thread. Everything that is read is waited for by its
+ticket, the number of the statement that makes it. The first error ends the state; every later
+statement and read raises it again. This module knows no tokens and no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Self
+
+from boughs.lang import choices, ir
+from boughs.lang.backend import Answer, Chunk, GenerateRequest, ScoreRequest
+from boughs.lang.backlog import Backlog
+from boughs.lang.contents import Contents
+from boughs.lang.errors import BackendError, InvalidRequest, RequestAborted
+from boughs.lang.failure import Failure
+from boughs.lang.loop import background_loop
+from boughs.lang.meta import meta_info
+from boughs.lang.parameters import LogprobOptions
+from boughs.lang.running import Run
+from boughs.lang.sampling import SamplingParams
+from boughs.lang.waiting import Stream
+
+
+class Executor:
+    """One state: its contents, its statements, and the task that works them off.
+
+    Args:
+        run: The run that it belongs to.
+        branch: The index in each fork on the way to it.
+        held: Whether it begins only when `begin` gives it its contents.
+    """
+
+    def __init__(self, run: Run, branch: tuple[int, ...] = (), *, held: bool = False) -> None:
+        self.run = run
+        self.branch = branch
+        self.contents = Contents()
+        self.open_scopes: set[str] = set()
+        label = f"program {run.program}"
+        if branch:
+            label += ", branch " + ".".join(map(str, branch))
+        self.backlog = Backlog(label, held=held)
+        self.text_stream: Stream[str] = Stream()
+        self._text_wanted = False
+        self._emitted = 0  # pieces of the contents' text that the stream has
+        self._held_back = ""  # text of the running request that it has not
+        self._stream: Stream[Chunk] | None = None
+        self._rid: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._children: list[Self] = []
+        run.add(self)
+
+    # ---- the program's side: any thread ----
+
+    def submit(self, node: ir.Node) -> int:
+        """Queue a node; its ticket."""
+        if self.backlog.ended:
+            raise InvalidRequest(f"{self.backlog.label}: has ended, nothing can be added to it")
+        return self._queue(node)
+
+    def render(self) -> int:
+        """Queue what makes the whole text known; the ticket."""
+        return self._queue(ir.Render())
+
+    def fork(self, size: int) -> list[Self]:
+        """Branches that begin where this state will be when it comes to this statement."""
+        branches = [type(self)(self.run, (*self.branch, i), held=True) for i in range(size)]
+        for branch in branches:
+            branch.open_scopes = set(self.open_scopes)
+        self._children = [child for child in self._children if child.backlog.held] + branches
+        self.submit(ir.Fork(tuple(branches)))
+        return branches
+
+    def want_text(self) -> None:
+        """Say that somebody reads the stream of all text, so that it must come to its end."""
+        self._text_wanted = True
+        if self.backlog.ended and not self.text_stream.closed:
+            self.render()
+
+    def end(self) -> None:
+        """Say that the program puts nothing into this state any more."""
+        self.backlog.end()
+        if self._text_wanted and self.backlog.failure is None:
+            self.render()
+
+    def fail(self, failure: Failure) -> None:
+        """End this state early: abort its request, and wake everybody who waits."""
+        if not self.backlog.fail(failure):
+            return
+        self.text_stream.close(failure.make)
+        for child in self._children:
+            if child.backlog.held:
+                child.fail(failure)
+        task = self._task
+        if task is not None:
+            background_loop().call_soon_threadsafe(task.cancel)
+
+    def _queue(self, node: ir.Node) -> int:
+        ticket, start = self.backlog.put(node)
+        if start:
+            background_loop().call_soon_threadsafe(self._spawn)
+        return ticket
+
+    # ---- the loop's side ----
+
+    def begin(self, contents: Contents) -> None:
+        """Give a branch what it begins with, and let it run."""
+        self.contents = contents
+        if self.backlog.release():
+            self._spawn()
+
+    def _spawn(self) -> None:
+        self._task = background_loop().create_task(self._work())
+
+    async def _work(self) -> None:
+        """Run what is queued, until nothing is."""
+        while (entry := self.backlog.take()) is not None:
+            self._stream, self._rid = entry.stream, None
+            try:
+                await entry.node.run(self)
+            except asyncio.CancelledError:
+                self.fail(Failure(RequestAborted("it was cancelled"), self._where(entry.node)))
+                raise
+            except _BranchFailed as branch:
+                self.fail(branch.failure)
+                return
+            except Exception as error:  # noqa: BLE001 - it reaches the reader
+                self.fail(Failure(error, self._where(entry.node)))
+                return
+            if entry.stream is not None:
+                entry.stream.close()
+            self._flush()
+            self.backlog.ran()
+
+    def _where(self, node: ir.Node) -> str:
+        """The place of an error, for its message."""
+        name = node.variable
+        what = f"{node!s:.60}" if name is None else f"variable {name!r}"
+        request = "" if self._rid is None else f", request {self._rid}"
+        return f"{self.backlog.label}, {what}{request}"
+
+    async def run_text(self, node: ir.Text) -> None:
+        """Add text."""
+        self.contents.add_text(node.text)
+
+    async def run_content(self, node: ir.Content) -> None:
+        """Add a user's text."""
+        self.contents.add_content(node.text)
+
+    async def run_role_begin(self, node: ir.RoleBegin) -> None:
+        """Open a message."""
+        self.contents.begin_role(node.role)
+
+    async def run_role_end(self, node: ir.RoleEnd) -> None:
+        """Close a message."""
+        self.contents.end_role(node.role)
+
+    async def run_gen(self, node: ir.Gen) -> None:
+        """Generate text and set its variable."""
+        params = self.run.defaults.sampling(node.sampling)
+        options = self.run.defaults.logprobs(node.logprobs)
+        began = time.perf_counter()
+        answers = await self._generate(params, options)
+        seconds = time.perf_counter() - began
+        if len(answers) != params.n:
+            raise BackendError(f"{params.n} choices were asked for, and {len(answers)} came")
+        passed_on = self._emitted == len(self.contents.shown) and not self._held_back
+        self.contents.add_answer(answers[0])
+        self._emitted += passed_on
+        if node.name is None:
+            return
+        return_text = options.return_text_in_logprobs
+        metas = [meta_info(a, return_text=return_text, e2e_latency=seconds) for a in answers]
+        if params.n == 1:
+            self.contents.set(node.name, answers[0].text, metas[0])
+        else:
+            self.contents.set(node.name, [answer.text for answer in answers], metas)
+
+    async def run_select(self, node: ir.Select) -> None:
+        """Score the choices, decide, and add the decision."""
+        self._rid = uuid.uuid4().hex
+        texts = list(node.choices)
+        request = ScoreRequest(
+            prompt=list(self.contents.segments),
+            choices=texts,
+            unconditional=node.method.requires_unconditional_logprobs,
+            rid=self._rid,
+            cache_salt=node.cache_salt or self.run.defaults.cache_salt,
+        )
+        scores = await self.run.backend.score(request)
+        usage = self.run.usage
+        usage.requests += 1
+        usage.prompt_tokens += scores.prompt_tokens
+        usage.cached_tokens += scores.cached_tokens
+        self.contents.render(scores.rendered or ())
+        decision = choices.decide(node.method, texts, scores)
+        self.contents.add_text(decision.decision)
+        if node.name is None:
+            return
+        meta = {
+            "id": self._rid,
+            "prompt_tokens": scores.prompt_tokens,
+            "completion_tokens": 0,
+            "cached_tokens": scores.cached_tokens,
+            **(decision.meta_info or {}),
+        }
+        self.contents.set(node.name, decision.decision, meta)
+        self.contents.probs[node.name] = choices.probabilities(texts, scores)
+
+    async def run_set(self, node: ir.SetVariable) -> None:
+        """Set a variable."""
+        self.contents.set(node.name, node.value)
+
+    async def run_scope_begin(self, node: ir.ScopeBegin) -> None:
+        """Note where a variable begins."""
+        self.contents.scopes[node.name] = len(self.contents.shown)
+
+    async def run_scope_end(self, node: ir.ScopeEnd) -> None:
+        """Set a variable to the text since its begin."""
+        begin = self.contents.scopes.pop(node.name)
+        await self._render()
+        self.contents.set(node.name, self.contents.text(begin))
+
+    async def run_fork(self, node: ir.Fork) -> None:
+        """Compute what the branches share once, then let them begin."""
+        if self.contents.segments and len(node.branches) > 1:
+            await self._prefill()
+        for branch in node.branches:
+            branch.begin(self.contents.copy())
+
+    async def run_join(self, node: ir.Join) -> None:
+        """Wait for branches; gather their variables, and their text if asked."""
+        for branch, ticket in node.branches:
+            await branch.backlog.settled(ticket)
+            if branch.backlog.failure is not None:
+                branch.backlog.observed = True
+                raise _BranchFailed(branch.backlog.failure)
+            self.run.drop(branch)
+        held = [branch.contents for branch, _ in node.branches]
+        if node.mode == "concate_and_append":
+            for contents in held:
+                self.contents.append_from(contents)
+        for name in dict.fromkeys(name for contents in held for name in contents.written):
+            values = [contents.variables.get(name) for contents in held]
+            self.contents.set(name, values, [contents.meta.get(name) for contents in held])
+
+    async def run_render(self, _node: ir.Render) -> None:
+        """Have every role mark's text; when the program has ended, end the stream of its text."""
+        await self._render()
+        if self.backlog.ended:
+            self._emit(len(self.contents.shown))
+            self.text_stream.close()
+
+    async def _render(self) -> None:
+        if self.contents.known < len(self.contents.marks):
+            await self._prefill()
+
+    async def _prefill(self) -> None:
+        params = SamplingParams(max_new_tokens=0, cache_salt=self.run.defaults.cache_salt)
+        await self._generate(params, LogprobOptions())
+
+    async def _generate(self, params: SamplingParams, options: LogprobOptions) -> list[Answer]:
+        """Ask the backend to continue this state, and stream what comes to the readers."""
+        self._rid = uuid.uuid4().hex
+        self._held_back = ""
+        request = GenerateRequest(
+            prompt=list(self.contents.segments),
+            params=params,
+            rid=self._rid,
+            return_logprob=options.return_logprob,
+            logprob_start_len=options.logprob_start_len,
+            top_logprobs_num=options.top_logprobs_num,
+        )
+        answers: dict[int, Answer] = {}
+        chunks = self.run.backend.generate(request)
+        try:
+            async for chunk in chunks:
+                answer = answers.get(chunk.index)
+                if answer is None:
+                    answer = answers[chunk.index] = Answer.empty(chunk.rid, chunk.index)
+                answer.add(chunk)
+                if chunk.index == 0:
+                    self._pass_on(chunk)
+        finally:
+            if isinstance(chunks, AsyncGenerator):
+                await chunks.aclose()
+        return self._checked(answers)
+
+    def _pass_on(self, chunk: Chunk) -> None:
+        """Give a chunk to the readers; text waits for the role marks before it to be rendered."""
+        if chunk.rendered is not None:
+            self.contents.render(chunk.rendered)
+            self._flush()
+        if self._stream is not None:
+            self._stream.append(chunk)
+        self._held_back += chunk.text
+        if self._held_back and self._emitted == len(self.contents.shown):
+            self.text_stream.append(self._held_back)
+            self._held_back = ""
+
+    def _checked(self, answers: dict[int, Answer]) -> list[Answer]:
+        """The answers in order, all of them ended as they should."""
+        ordered = [answers[index] for index in sorted(answers)]
+        if not ordered:
+            raise BackendError("the backend answered nothing")
+        for answer in ordered:
+            if answer.finish is None:
+                raise BackendError("the answer ended without a finish reason")
+            if answer.finish.type == "abort":
+                raise RequestAborted(answer.finish.message or "the request was aborted")
+        self.run.usage.add(ordered)
+        return ordered
+
+    def _flush(self) -> None:
+        """Emit text up to the first role mark that is not rendered yet."""
+        self._emit(self.contents.settled)
+
+    def _emit(self, end: int) -> None:
+        if self._emitted < end:
+            text = "".join(self.contents.shown[self._emitted : end])
+            self._emitted = end
+            if text:
+                self.text_stream.append(text)
+
+
+class _BranchFailed(Exception):
+    """A branch's failure, which becomes its parent's as it is."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__()
+        self.failure = failure

@@ -1,0 +1,347 @@
+"""The nodes of a program: what a statement such as `s += "Q: " + gen("answer")` puts into a state.
+
+Nodes are frozen, and each names the one method of a `Runner` that runs it. They know no backend
+and no state; how they are written in a program (with all checks) is in `boughs.lang.primitives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from boughs.lang.choices import ChoicesSamplingMethod
+from boughs.lang.errors import InvalidRequest
+
+JoinMode = Literal["gather_variable", "concate_and_append"]
+
+
+class Target(Protocol):
+    """Where expressions are put: a program's state."""
+
+    def submit(self, node: Node) -> None:
+        """Queue a node."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs nodes, one method a kind."""
+
+    def run_text(self, node: Text) -> Awaitable[None]: ...  # noqa: D102 - the node says it
+    def run_content(self, node: Content) -> Awaitable[None]: ...  # noqa: D102
+    def run_role_begin(self, node: RoleBegin) -> Awaitable[None]: ...  # noqa: D102
+    def run_role_end(self, node: RoleEnd) -> Awaitable[None]: ...  # noqa: D102
+    def run_gen(self, node: Gen) -> Awaitable[None]: ...  # noqa: D102
+    def run_select(self, node: Select) -> Awaitable[None]: ...  # noqa: D102
+    def run_set(self, node: SetVariable) -> Awaitable[None]: ...  # noqa: D102
+    def run_scope_begin(self, node: ScopeBegin) -> Awaitable[None]: ...  # noqa: D102
+    def run_scope_end(self, node: ScopeEnd) -> Awaitable[None]: ...  # noqa: D102
+    def run_fork(self, node: Fork) -> Awaitable[None]: ...  # noqa: D102
+    def run_join(self, node: Join) -> Awaitable[None]: ...  # noqa: D102
+    def run_render(self, node: Render) -> Awaitable[None]: ...  # noqa: D102
+
+
+class Expression:
+    """What can be added to a state, and to other expressions and text from both sides."""
+
+    __slots__ = ()
+
+    def put(self, target: Target) -> None:
+        """Queue what this stands for, in order."""
+        raise NotImplementedError
+
+    def __add__(self, other: Expression | str) -> Expression:
+        if not isinstance(other, Expression | str):
+            return NotImplemented
+        return Sum((*_terms(self), *_terms(other)))
+
+    def __radd__(self, other: Expression | str) -> Expression:
+        if not isinstance(other, str):
+            return NotImplemented
+        return Sum((Text(other), *_terms(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Expression):
+    """Expressions one after the other."""
+
+    terms: tuple[Expression, ...]
+
+    def put(self, target: Target) -> None:
+        """Queue all terms."""
+        for term in self.terms:
+            term.put(target)
+
+
+class Node(Expression):
+    """One statement."""
+
+    __slots__ = ()
+
+    def put(self, target: Target) -> None:
+        """Queue this node."""
+        target.submit(self)
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Call the method of `runner` that runs this node."""
+        raise NotImplementedError
+
+    @property
+    def variable(self) -> str | None:
+        """The variable that this node sets, if it is known before it runs."""
+        return None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the variable's text comes piece by piece."""
+        return False
+
+    @property
+    def sets_any(self) -> bool:
+        """Whether it sets variables that are known only when it has run."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Node):
+    """A string that a program added; the role that it stands in decides what it is.
+
+    In a `user`, `system` or other turn it is content: special tokens in it stay text, so that
+    nothing a user sent can end the turn. In an assistant's turn and outside of roles it is the
+    author's text, and special tokens in it are parsed.
+    """
+
+    text: str
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Add the text."""
+        return runner.run_text(self)
+
+    def __str__(self) -> str:
+        return repr(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Content(Node):
+    """A string in which special tokens stay text, wherever it stands."""
+
+    text: str
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Add the content."""
+        return runner.run_content(self)
+
+    def __str__(self) -> str:
+        return f"content {self.text!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBegin(Node):
+    """The begin of a message."""
+
+    role: str
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Open the message."""
+        return runner.run_role_begin(self)
+
+    def __str__(self) -> str:
+        return f"{self.role} begins"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd(Node):
+    """The end of a message."""
+
+    role: str
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Close the message."""
+        return runner.run_role_end(self)
+
+    def __str__(self) -> str:
+        return f"{self.role} ends"
+
+
+@dataclass(frozen=True, slots=True)
+class Gen(Node):
+    """Text from the model.
+
+    Attributes:
+        name: The variable that holds it, if any.
+        sampling: Validated fields of `SamplingParams`, only those that the program gave.
+        logprobs: Validated fields of `LogprobOptions`, only those that the program gave.
+        dtype: The Python type whose text is generated, if one was given.
+    """
+
+    name: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: Mapping[str, Any] = field(default_factory=dict)
+    dtype: type | None = None
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Generate."""
+        return runner.run_gen(self)
+
+    @property
+    def variable(self) -> str | None:
+        """The variable that holds the text."""
+        return self.name
+
+    @property
+    def streams(self) -> bool:
+        """It does."""
+        return True
+
+    def __str__(self) -> str:
+        given = {**self.sampling, **self.logprobs}
+        return _call("gen", self.name, given)
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Node):
+    """The one of some choices that the model likes best."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: ChoicesSamplingMethod
+    cache_salt: str | None = None
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Score the choices and decide."""
+        return runner.run_select(self)
+
+    @property
+    def variable(self) -> str | None:
+        """The variable that holds the choice."""
+        return self.name
+
+    def __str__(self) -> str:
+        return _call("select", self.name, {"choices": list(self.choices)})
+
+
+@dataclass(frozen=True, slots=True)
+class SetVariable(Node):
+    """A value that the program gives to a variable."""
+
+    name: str
+    value: Any
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Set it."""
+        return runner.run_set(self)
+
+    @property
+    def variable(self) -> str | None:
+        """The variable."""
+        return self.name
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value!r:.80}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeBegin(Node):
+    """From here on, text belongs to a variable too."""
+
+    name: str
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Note where the variable begins."""
+        return runner.run_scope_begin(self)
+
+    def __str__(self) -> str:
+        return f"scope {self.name} begins"
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeEnd(Node):
+    """The end of a variable's text."""
+
+    name: str
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Set the variable."""
+        return runner.run_scope_end(self)
+
+    @property
+    def variable(self) -> str | None:
+        """The variable."""
+        return self.name
+
+    def __str__(self) -> str:
+        return f"scope {self.name} ends"
+
+
+@dataclass(frozen=True, slots=True)
+class Fork(Node):
+    """Here branches begin, each with all that the state holds."""
+
+    branches: tuple[Any, ...]
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Give the branches what the state holds, and let them run."""
+        return runner.run_fork(self)
+
+    def __str__(self) -> str:
+        return f"fork into {len(self.branches)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Node):
+    """Here the branches of a fork end."""
+
+    branches: tuple[Any, ...]
+    mode: JoinMode
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Wait for the branches and take over what they made."""
+        return runner.run_join(self)
+
+    @property
+    def sets_any(self) -> bool:
+        """It does."""
+        return True
+
+    def __str__(self) -> str:
+        return f"join {len(self.branches)} ({self.mode})"
+
+
+@dataclass(frozen=True, slots=True)
+class Render(Node):
+    """Ask the backend for the text of the role marks that are not known yet."""
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Ask."""
+        return runner.run_render(self)
+
+    def __str__(self) -> str:
+        return "render"
+
+
+def as_expression(value: object, where: str) -> Expression:
+    """The expression that `value`, text or an expression, stands for.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
+    if isinstance(value, Expression):
+        return value
+    if isinstance(value, str):
+        return Text(value)
+    raise InvalidRequest(
+        f"{where}: expected text or an expression such as gen(...), got "
+        f"{type(value).__name__} {value!r:.60}; use str() to add a value"
+    )
+
+
+def _terms(value: Expression | str) -> tuple[Expression, ...]:
+    if isinstance(value, str):
+        return (Text(value),)
+    return value.terms if isinstance(value, Sum) else (value,)
+
+
+def _call(function: str, name: str | None, arguments: Mapping[str, Any]) -> str:
+    parts = [repr(name)] if name is not None else []
+    parts += [f"{key}={value!r}" for key, value in arguments.items()]
+    return f"{function}({', '.join(parts)})"

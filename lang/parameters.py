@@ -1,0 +1,136 @@
+"""How a `gen`'s own parameters and those of `run` become a request.
+
+A parameter that a `gen` does not give (or gives as None) is the one of `run`, and where that does
+not give it either, the default of `SamplingParams`. This module knows no state and no backend.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from boughs.lang.errors import InvalidRequest
+from boughs.lang.sampling import ALIASES, CONSTRAINTS, NOT_YET, SamplingParams
+
+
+class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which logprobs a request's meta info holds.
+
+    Attributes:
+        return_logprob: Whether it holds any.
+        logprob_start_len: Prompt tokens from this position on have them too; -1 is none.
+        top_logprobs_num: This many most likely tokens at each position.
+        return_text_in_logprobs: Whether each entry holds its token's text.
+    """
+
+    return_logprob: bool = False
+    logprob_start_len: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    top_logprobs_num: Annotated[int, msgspec.Meta(ge=0)] = 0
+    return_text_in_logprobs: bool = False
+
+
+RUN_PARAMETERS = frozenset(
+    {*SamplingParams.__struct_fields__, *ALIASES, *NOT_YET, *LogprobOptions.__struct_fields__}
+    - set(CONSTRAINTS)
+)
+"""What `run` accepts as defaults for every `gen` of a program."""
+
+
+class Given(msgspec.Struct, frozen=True):
+    """Validated parameters that somebody gave, and nothing else."""
+
+    sampling: dict[str, Any]
+    logprobs: dict[str, Any]
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], where: str) -> Given:
+        """Check what a user wrote; None stands for "not given".
+
+        Args:
+            values: Names of `SamplingParams` (or their aliases) and of `LogprobOptions`.
+            where: What stands before a name in an error.
+
+        Raises:
+            InvalidRequest: Names the parameter.
+        """
+        given = {name: value for name, value in values.items() if value is not None}
+        logprobs = {n: given.pop(n) for n in LogprobOptions.__struct_fields__ if n in given}
+        for name, value in logprobs.items():
+            try:
+                msgspec.convert({name: value}, LogprobOptions)
+            except msgspec.ValidationError as error:
+                what = str(error).partition(" - at ")[0]
+                raise InvalidRequest(f"{where}{name}: {what}, got {value!r:.60}", name) from None
+        names = {ALIASES.get(name, name) for name in given}
+        if "max_new_tokens" not in names:  # it may come from `run`, so nothing is compared to it
+            given["max_new_tokens"] = None
+        params = SamplingParams.from_mapping(given, where)
+        return cls({name: getattr(params, name) for name in names if name not in NOT_YET}, logprobs)
+
+
+class Defaults:
+    """The parameters of one `run`."""
+
+    def __init__(self, given: Given) -> None:
+        self._sampling = SamplingParams(**given.sampling)
+        self._logprobs = given.logprobs
+
+    @property
+    def cache_salt(self) -> str | None:
+        """The one for every request that has none of its own."""
+        return self._sampling.cache_salt
+
+    def sampling(self, own: Mapping[str, Any]) -> SamplingParams:
+        """The parameters of a `gen` that gave `own`.
+
+        Raises:
+            InvalidRequest: The two together are out of range.
+        """
+        params: SamplingParams = msgspec.structs.replace(self._sampling, **own)
+        params.check()
+        return params
+
+    def logprobs(self, own: Mapping[str, Any]) -> LogprobOptions:
+        """The logprobs that a `gen` asks for which gave `own`."""
+        if not own and not self._logprobs:
+            return _NO_LOGPROBS
+        options = LogprobOptions(**{**self._logprobs, **own})
+        if not options.return_logprob:
+            asked = [name for name in ("top_logprobs_num", "logprob_start_len") if name in own]
+            if asked:
+                raise InvalidRequest(f"{asked[0]}: needs return_logprob=True", asked[0])
+        return options
+
+
+_NO_LOGPROBS = LogprobOptions()
+
+
+def json_schema_text(schema: object) -> str | None:
+    """A JSON schema as text, from text, a dict, or a Pydantic model class.
+
+    Raises:
+        InvalidRequest: It is none of these, or the text is no JSON.
+    """
+    if schema is None or isinstance(schema, str):
+        try:
+            json.loads(schema or "{}")
+        except ValueError as error:
+            raise InvalidRequest(f"json_schema: not JSON: {error}", "json_schema") from None
+        return schema
+    if isinstance(schema, Mapping):
+        try:
+            return json.dumps(schema)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"json_schema: not JSON: {error}", "json_schema") from None
+    if isinstance(schema, type):
+        from pydantic import BaseModel
+
+        if issubclass(schema, BaseModel):
+            return json.dumps(schema.model_json_schema())
+    raise InvalidRequest(
+        f"json_schema: expected a JSON text, a dict or a Pydantic model class, got {schema!r:.60}",
+        "json_schema",
+    )

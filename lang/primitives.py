@@ -1,0 +1,342 @@
+"""What a program adds to its state: `gen`, `select`, roles, content.
+
+Signatures are SGLang's, with the parameters that its server has and its language hides behind
+them. Everything is checked here, when the expression is made, so that a wrong argument is an
+error of the line that wrote it. A parameter that is None means the one of `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from boughs.lang.choices import ChoicesSamplingMethod, token_length_normalized
+from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.lang.ir import (
+    Content,
+    Expression,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Sum,
+    as_expression,
+)
+from boughs.lang.parameters import Given, json_schema_text
+
+REGEX_INT = r"[-+]?[0-9]+[ \n]?"
+REGEX_FLOAT = r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)[ \n]?"
+REGEX_BOOL = r"(True|False)"
+REGEX_STR = r'"([^"\\\x00-\x1f\x7f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
+"""The text of a `dtype`. A number may be followed by one space or newline so that the model can
+end it; that one is a stop, and so in no variable."""
+
+_NUMBER_STOPS = (" ", "\n")
+_DTYPES = {int: REGEX_INT, float: REGEX_FLOAT, bool: REGEX_BOOL, str: REGEX_STR}
+
+
+def gen(  # noqa: PLR0917 - SGLang's signature
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesSamplingMethod | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | type | None = None,
+    *,
+    ebnf: str | None = None,
+    seed: int | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    no_stop_trim: bool | None = None,
+    skip_special_tokens: bool | None = None,
+    priority: int | None = None,
+    cache_salt: str | None = None,
+    timeout: float | None = None,
+) -> Expression:
+    """Text from the model.
+
+    Args:
+        name: The variable that holds it.
+        max_tokens: At most this many tokens.
+        min_tokens: No stop before this many tokens.
+        n: Number of choices; with more than one the variable is a list, and the program goes on
+            with the first.
+        stop: One or several strings that end the text; they are not part of it.
+        stop_token_ids: Tokens that end the text.
+        stop_regex: Patterns that end the text.
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_p: Keep the smallest set of tokens whose probability reaches this.
+        top_k: Keep this many tokens; -1 keeps all.
+        min_p: Keep tokens at least this likely, relative to the most likely one.
+        frequency_penalty: Subtracted per occurrence of a token in the output.
+        presence_penalty: Subtracted once for a token in the output.
+        ignore_eos: Do not end at the model's end of text.
+        return_logprob: Put logprobs into the meta info.
+        logprob_start_len: Also those of the prompt, from this token on.
+        top_logprobs_num: Also this many most likely tokens at each position.
+        return_text_in_logprobs: With each token's text.
+        dtype: `int`, `float`, `bool` or `str` (in double quotes): the text is one, and stays
+            text.
+        choices: The text is one of these, as with `select`.
+        choices_method: How to decide between them.
+        regex: The text matches this, wholly.
+        json_schema: The text is JSON that is valid under this schema (JSON text, a dict, or a
+            Pydantic model class).
+        ebnf: The text is derived from this grammar.
+        seed: Seed of the random numbers.
+        repetition_penalty: Divides the logits of tokens in prompt or output.
+        logit_bias: Added to the logits of these token ids.
+        no_stop_trim: Keep the stop in the text.
+        skip_special_tokens: Leave special tokens out of the text.
+        priority: Higher runs earlier.
+        cache_salt: Requests of different salts share no cached prefix.
+        timeout: Seconds after which the request ends with `RequestTimeout`.
+
+    Raises:
+        InvalidRequest: An argument is wrong; the message names it.
+    """
+    arguments = dict(locals())
+    _check_name(arguments.pop("name"), "gen")
+    if choices is not None or choices_method is not None:
+        return _gen_choices(name, arguments)
+    del arguments["choices"], arguments["choices_method"]
+    kind = _dtype_of(arguments.pop("dtype"))
+    arguments["json_schema"] = json_schema_text(json_schema)
+    if kind is not None:
+        _constrain(arguments, kind)
+    given = Given.parse(arguments, "gen: ")
+    return Gen(name, given.sampling, given.logprobs, kind)
+
+
+def gen_int(  # noqa: PLR0917 - SGLang's signature
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+) -> Expression:
+    """A whole number, as text. `gen` with `dtype=int`."""
+    return gen(**locals(), dtype=int)
+
+
+def gen_string(  # noqa: PLR0917 - SGLang's signature
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+) -> Expression:
+    """A string in double quotes, with JSON's escapes. `gen` with `dtype=str`."""
+    return gen(**locals(), dtype=str)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesSamplingMethod = token_length_normalized,
+    *,
+    cache_salt: str | None = None,
+) -> Expression:
+    """The one of `choices` that the model likes best.
+
+    Args:
+        name: The variable that holds it.
+        choices: At least one text; none may be empty.
+        temperature: Only 0: the decision is not drawn.
+        choices_method: How to decide; the highest mean logprob by default.
+        cache_salt: Requests of different salts share no cached prefix.
+
+    Raises:
+        InvalidRequest: An argument is wrong; the message names it.
+    """
+    _check_name(name, "select")
+    if isinstance(choices, str) or not isinstance(choices, Sequence):
+        raise InvalidRequest(f"choices: expected a list of texts, got {choices!r:.60}", "choices")
+    if not choices:
+        raise InvalidRequest("choices: there must be at least one", "choices")
+    for choice in choices:
+        if not isinstance(choice, str) or not choice:
+            raise InvalidRequest(
+                f"choices: each is a text that is not empty, got {choice!r:.60}", "choices"
+            )
+    if not isinstance(choices_method, ChoicesSamplingMethod):
+        raise InvalidRequest(
+            f"choices_method: expected a ChoicesSamplingMethod, got {choices_method!r:.60}",
+            "choices_method",
+        )
+    given = Given.parse({"temperature": temperature, "cache_salt": cache_salt}, "select: ")
+    if given.sampling.get("temperature", 0.0) > 1e-5:
+        raise Unsupported(
+            f"temperature: a choice is decided, not drawn; only 0 is possible, got {temperature}",
+            "temperature",
+        )
+    return Select(name, tuple(choices), choices_method, cache_salt)
+
+
+def content(text: str) -> Expression:
+    """A text of a user, in which special tokens stay text wherever it stands.
+
+    In `user` and `system` turns a plain string is treated so already; outside of roles and in an
+    assistant's turn it is the author's text.
+    """
+    if not isinstance(text, str):
+        raise InvalidRequest(f"content: expected a text, got {type(text).__name__}", "text")
+    return Content(text)
+
+
+def role(name: str, expr: str | Expression | None = None) -> Expression:
+    """A message of any role that the model's template knows."""
+    inner = () if expr is None else (as_expression(expr, name),)
+    return Sum((role_begin(name), *inner, role_end(name)))
+
+
+def role_begin(name: str) -> Expression:
+    """The begin of a message."""
+    return RoleBegin(_check_role(name))
+
+
+def role_end(name: str) -> Expression:
+    """The end of a message."""
+    return RoleEnd(_check_role(name))
+
+
+def system(expr: str | Expression | None = None) -> Expression:
+    """A system message."""
+    return role("system", expr)
+
+
+def user(expr: str | Expression | None = None) -> Expression:
+    """A user's message."""
+    return role("user", expr)
+
+
+def assistant(expr: str | Expression | None = None) -> Expression:
+    """A message of the assistant."""
+    return role("assistant", expr)
+
+
+def system_begin() -> Expression:
+    """The begin of a system message."""
+    return role_begin("system")
+
+
+def system_end() -> Expression:
+    """The end of a system message."""
+    return role_end("system")
+
+
+def user_begin() -> Expression:
+    """The begin of a user's message."""
+    return role_begin("user")
+
+
+def user_end() -> Expression:
+    """The end of a user's message."""
+    return role_end("user")
+
+
+def assistant_begin() -> Expression:
+    """The begin of a message of the assistant."""
+    return role_begin("assistant")
+
+
+def assistant_end() -> Expression:
+    """The end of a message of the assistant."""
+    return role_end("assistant")
+
+
+def _gen_choices(name: str | None, arguments: dict[str, Any]) -> Expression:
+    """`gen(choices=…)` is `select`; what that cannot honour is refused."""
+    honoured = ("choices", "choices_method", "temperature", "cache_salt")
+    refused = [k for k, value in arguments.items() if value is not None and k not in honoured]
+    if refused:
+        raise InvalidRequest(
+            f"{refused[0]}: cannot be given together with choices, which are scored and not "
+            "generated",
+            refused[0],
+        )
+    given = {k: arguments[k] for k in honoured if arguments[k] is not None}
+    return select(name, **given)
+
+
+def _check_name(name: object, where: str) -> None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise InvalidRequest(
+            f"{where}: name must be a string that is not empty, got {name!r:.60}", "name"
+        )
+
+
+def _check_role(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"role: a role's name is a string, got {name!r:.60}", "name")
+    return name
+
+
+def _dtype_of(dtype: object) -> type | None:
+    for kind in _DTYPES:
+        if dtype in (kind, kind.__name__):
+            return kind
+    if dtype is None:
+        return None
+    raise InvalidRequest(f"dtype: expected int, float, bool or str, got {dtype!r:.60}", "dtype")
+
+
+def _constrain(arguments: dict[str, Any], kind: type) -> None:
+    """Put the regex of a dtype among a gen's arguments, and the stops that end a number."""
+    for other in ("regex", "json_schema", "ebnf"):
+        if arguments[other] is not None:
+            raise InvalidRequest(f"{other}: cannot be given together with dtype", other)
+    arguments["regex"] = _DTYPES[kind]
+    if kind not in (int, float):
+        return
+    for other in ("no_stop_trim", "min_tokens"):
+        if arguments[other]:
+            raise InvalidRequest(
+                f"{other}: cannot be given together with dtype={kind.__name__}, whose text ends "
+                "at a stop",
+                other,
+            )
+    own = Given.parse({"stop": arguments["stop"]}, "gen: ").sampling.get("stop", ())
+    arguments["stop"] = (*own, *_NUMBER_STOPS)

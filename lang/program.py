@@ -1,0 +1,332 @@
+"""Programs: what `@function` makes of a Python function.
+
+The function's first parameter is the state; all others are the program's own, whatever they are
+called. This module knows not how statements run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, overload
+
+from boughs.lang import loop
+from boughs.lang.backend import Backend
+from boughs.lang.batch import OnResult, run_batch
+from boughs.lang.current import inside_program, resolve
+from boughs.lang.errors import InvalidRequest
+from boughs.lang.execution import Execution
+from boughs.lang.executor import Executor
+from boughs.lang.ir import Expression, Target
+from boughs.lang.parameters import RUN_PARAMETERS, Defaults, Given
+from boughs.lang.running import Run
+from boughs.lang.state import ProgramState
+from boughs.lang.trace import Trace, trace
+
+_OPTIONS = RUN_PARAMETERS | {"backend", "stream"}
+
+
+class Program:
+    """A program. Run it with `run` or `run_batch`.
+
+    A keyword that is a parameter of the program's own function belongs to the function, even if
+    `run` knows one of the same name (`n`, `stop`, `backend`, …); every other goes to `run`. What
+    is hidden so is set with `configure`, which knows only the parameters of `run`.
+
+    Args:
+        func: The function.
+        bound: Arguments that `bind` gave.
+        options: Parameters of `run` that `configure` gave.
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        bound: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not callable(func):
+            raise InvalidRequest(f"function: expected a function, got {func!r:.60}", "func")
+        self.func = func
+        self._bound = dict(bound or {})
+        self._options = dict(options or {})
+        self._signature = _own_signature(func)
+        kinds = {parameter.kind for parameter in self._signature.parameters.values()}
+        self._takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+        functools.update_wrapper(self, func)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Program:
+        """A program that is defined in a class is a method."""
+        if instance is None:
+            return self
+        return Program(self.func.__get__(instance, owner), self._bound, self._options)
+
+    def __repr__(self) -> str:
+        return f"<Program {self._name}>"
+
+    # ---- running ----
+
+    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run the program, and return its state when all that it added is done.
+
+        Args:
+            args: The program's own arguments, by position.
+            kwargs: Its other arguments, and parameters of the run: `backend`; `stream=True`
+                returns at once and lets the state be read while the program runs; defaults for
+                every `gen` that does not give its own (`temperature`, `max_new_tokens`, `stop`
+                and the others of `boughs.SamplingParams` but the grammars, and
+                `return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs`).
+
+        Raises:
+            TypeError: The arguments do not fit the program.
+            BoughsError: The first thing that went wrong, with its place in the message.
+        """
+        execution, stream = self._prepare(args, kwargs)
+        return execution.start() if stream else execution.execute()
+
+    async def run_async(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """`run` to be awaited, on any event loop; a plain body runs in a thread."""
+        execution, stream = self._prepare(args, kwargs)
+        if stream:
+            return execution.start()
+        if not execution.is_async:
+            return await asyncio.to_thread(execution.execute)
+        if loop.on_loop():
+            return await execution.execute_async()
+        return await asyncio.wrap_future(loop.submit(execution.execute_async()))
+
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Mapping[str, Any] | tuple[Any, ...] | list[Any]],
+        *,
+        backend: Backend | None = None,
+        num_threads: int | str = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        return_exceptions: bool = False,
+        on_result: OnResult | None = None,
+        **options: Any,
+    ) -> list[Any] | Iterator[Any]:
+        """Run the program once for each item.
+
+        Args:
+            batch_kwargs: The items: dicts of arguments, or tuples of positional ones.
+            backend: Who runs the requests.
+            num_threads: How many programs run at the same time; by default 96, or 16 for each
+                core if that is more.
+            progress_bar: Show how far it is, with tokens a second and what the cache had.
+            generator_style: Yield the states in the order of the items, as they come.
+            return_exceptions: Put an item's error into its place instead of raising it.
+            on_result: Called in the calling thread with (index, state or error) as each ends.
+            options: Defaults for every `gen`, as for `run`.
+
+        Returns:
+            The states, in order.
+
+        Raises:
+            TypeError: An item does not fit the program; nothing was run.
+            BoughsError: The first item's error, with its index, when all others have run (with
+                `generator_style`: in its place).
+        """
+        return run_batch(
+            [self._item(i, item) for i, item in enumerate(_items(batch_kwargs))],
+            self._executions({"backend": backend, **options}),
+            name=self._name,
+            num_threads=num_threads,
+            progress_bar=progress_bar,
+            generator_style=generator_style,
+            return_exceptions=return_exceptions,
+            on_result=on_result,
+        )
+
+    def bind(self, **kwargs: Any) -> Program:
+        """The program with some of its own arguments given. Those of `run` go before these."""
+        unknown = [name for name in kwargs if not self._owns(name) and not self._takes_any]
+        if unknown:
+            raise TypeError(f"{self._name}() has no parameter {unknown[0]!r} to bind")
+        return Program(self.func, {**self._bound, **kwargs}, self._options)
+
+    def configure(self, **options: Any) -> Program:
+        """The program with parameters of `run` given, whatever its own are called."""
+        unknown = [name for name in options if name not in _OPTIONS]
+        if unknown:
+            raise InvalidRequest(f"{unknown[0]}: run() has no such parameter", unknown[0])
+        Given.parse(_sampling(options), f"{self._name}: ")
+        return Program(self.func, self._bound, {**self._options, **options})
+
+    def trace(self, *args: Any, **kwargs: Any) -> Trace:
+        """The statements of a run, without a backend.
+
+        Arguments that are not given are placeholder texts, and so is every variable.
+
+        Raises:
+            InvalidRequest: The program adds statements or reads variables without an end: a loop
+                waits for a value that only a model would give.
+        """
+        own = {**self._bound, **kwargs}
+        given = self._signature.bind_partial(*args, **own)
+        for name, parameter in self._signature.parameters.items():
+            needed = parameter.default is inspect.Parameter.empty
+            if needed and name not in given.arguments and parameter.kind in _SINGLE:
+                given.arguments[name] = "{" + name + "}"
+        return trace(self._name, self.func, given.args, given.kwargs)
+
+    # ---- composition ----
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program, or make it a part of another.
+
+        `other(s, x=1)` in a program runs the body of `other` on the state `s` there and then, and
+        returns what it returns (an async one is to be awaited). `s += other(x=1)` in a program
+        does the same where the sum is added. Anywhere else a call is `run`.
+        """
+        if args and isinstance(args[0], ProgramState):
+            return self._inline(args[0], self._bind(args[1:], kwargs))
+        if inside_program():
+            return Call(self, self._bind(args, kwargs))
+        return self.run(*args, **kwargs)
+
+    def _inline(self, state: ProgramState, arguments: inspect.BoundArguments) -> Any:
+        result = self.func(state, *arguments.args, **arguments.kwargs)
+        if inspect.iscoroutine(result) and not loop.on_loop():
+            return loop.run(result)
+        return result
+
+    # ---- arguments ----
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self.func, "__name__", type(self.func).__name__))
+
+    def _owns(self, name: str) -> bool:
+        parameter = self._signature.parameters.get(name)
+        return parameter is not None and parameter.kind in _BY_KEYWORD
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """The program's own arguments; those given go before those bound."""
+        positional = list(self._signature.parameters)[: len(args)]
+        bound = {name: value for name, value in self._bound.items() if name not in positional}
+        try:
+            return self._signature.bind(*args, **{**bound, **kwargs})
+        except TypeError as error:
+            raise TypeError(f"{self._name}(): {error}") from None
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Execution, bool]:
+        own: dict[str, Any] = {}
+        options = dict(self._options)
+        for name, value in kwargs.items():
+            target = options if name in _OPTIONS and not self._owns(name) else own
+            target[name] = value
+        arguments = self._bind(args, own)
+        stream = options.pop("stream", False)
+        if not isinstance(stream, bool):
+            raise InvalidRequest(f"stream: expected a bool, got {stream!r:.40}", "stream")
+        return self._executions(options)(arguments), stream
+
+    def _item(self, i: int, item: object) -> inspect.BoundArguments:
+        try:
+            if isinstance(item, Mapping):
+                return self._bind((), item)
+            if isinstance(item, tuple | list):
+                return self._bind(tuple(item), {})
+        except TypeError as error:
+            raise TypeError(f"item {i}: {error}") from None
+        raise InvalidRequest(
+            f"item {i}: expected a dict or a tuple of arguments, got {item!r:.60}", "batch_kwargs"
+        )
+
+    def _executions(
+        self, options: Mapping[str, Any]
+    ) -> Callable[[inspect.BoundArguments], Execution]:
+        """What makes executions with these parameters of a run."""
+        given = {name: value for name, value in options.items() if value is not None}
+        merged = {**self._options, **given}
+        merged.pop("stream", None)
+        backend = resolve(merged.pop("backend", None))
+        unknown = [name for name in merged if name not in RUN_PARAMETERS]
+        if unknown:
+            raise InvalidRequest(
+                f"{self._name}: {unknown[0]} is not a parameter of a run", unknown[0]
+            )
+        defaults = Defaults(Given.parse(merged, f"{self._name}: "))
+
+        def execution(arguments: inspect.BoundArguments) -> Execution:
+            executor = Executor(Run(self._name, backend, defaults))
+            return Execution(executor, self.func, arguments.args, arguments.kwargs)
+
+        return execution
+
+
+class Call(Expression):
+    """A program with its arguments, to be made a part of another."""
+
+    __slots__ = ("_arguments", "_program")
+
+    def __init__(self, program: Program, arguments: inspect.BoundArguments) -> None:
+        self._program = program
+        self._arguments = arguments
+
+    def put(self, target: Target) -> None:
+        """Run the body on the state that this is added to."""
+        assert isinstance(target, ProgramState), "expressions are put into states"
+        if inspect.iscoroutinefunction(self._program.func) and loop.on_loop():
+            raise InvalidRequest(
+                f"{self._program!r} is async: in an async program write "
+                "`await other(s, …)` and not `s += other(…)`"
+            )
+        self._program._inline(target, self._arguments)
+
+    def __getitem__(self, name: str) -> Any:
+        raise InvalidRequest(
+            f"{self._program!r} was called inside of a program, where a call is a part of it; for "
+            f"a run of its own, with a state to read {name!r} from, call .run(…)"
+        )
+
+
+@overload
+def function(func: Callable[..., Any]) -> Program: ...
+@overload
+def function(func: None = None) -> Callable[[Callable[..., Any]], Program]: ...
+def function(
+    func: Callable[..., Any] | None = None,
+) -> Program | Callable[[Callable[..., Any]], Program]:
+    """Make a program of a function, whose first parameter is the program's state.
+
+    The function may be a plain one, a method, a closure, or `async def`.
+    """
+    return Program if func is None else Program(func)
+
+
+_SINGLE = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
+_BY_KEYWORD = _SINGLE[1:]
+
+
+def _own_signature(func: Callable[..., Any]) -> inspect.Signature:
+    """The signature without the state."""
+    signature = inspect.signature(func)
+    parameters = list(signature.parameters.values())
+    positional = parameters and parameters[0].kind in _SINGLE[:2]
+    if not positional:
+        raise InvalidRequest(
+            f"{getattr(func, '__name__', func)}: a program's first parameter is its state", "func"
+        )
+    return signature.replace(parameters=parameters[1:])
+
+
+def _items(batch: object) -> list[Any]:
+    if isinstance(batch, str | bytes | Mapping) or not isinstance(batch, Iterable):
+        raise InvalidRequest(
+            f"batch_kwargs: expected a list of dicts or tuples of arguments, got {batch!r:.60}",
+            "batch_kwargs",
+        )
+    return list(batch)
+
+
+def _sampling(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in RUN_PARAMETERS}

@@ -1,0 +1,111 @@
+"""One run of a program: what its states share, and how it ends.
+
+This module knows neither how statements run nor what a program is.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from boughs.lang.backend import Answer, Backend
+from boughs.lang.failure import Failure
+from boughs.lang.parameters import Defaults
+
+if TYPE_CHECKING:
+    from boughs.lang.executor import Executor
+
+
+@dataclass
+class Usage:
+    """What the requests of a run asked for and what they cost, in tokens.
+
+    Attributes:
+        prompt_tokens: Of all prompts.
+        cached_tokens: Of these, the ones that a cache already had.
+        completion_tokens: Generated.
+        requests: How many there were, those that only prefill or score among them.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    requests: int = 0
+
+    def add(self, answers: list[Answer]) -> None:
+        """Count a request by its answers (its prompt once)."""
+        self.requests += 1
+        self.prompt_tokens += answers[0].prompt_tokens
+        self.cached_tokens += answers[0].cached_tokens
+        self.completion_tokens += sum(answer.completion_tokens for answer in answers)
+
+
+class Run:
+    """One run of a program.
+
+    Args:
+        program: Its name.
+        backend: Who runs its requests.
+        defaults: The parameters of `run`.
+    """
+
+    def __init__(self, program: str, backend: Backend, defaults: Defaults) -> None:
+        self.program = program
+        self.backend = backend
+        self.defaults = defaults
+        self.usage = Usage()
+        self.ret_value: Any = None
+        self._states: dict[Executor, None] = {}  # the program's own first, then open branches
+        self._lock = threading.Lock()
+
+    def add(self, state: Executor) -> None:
+        """Take care of a state."""
+        with self._lock:
+            self._states[state] = None
+
+    def drop(self, state: Executor) -> None:
+        """A branch was joined, and its failure, if any, raised there."""
+        with self._lock:
+            self._states.pop(state, None)
+        state.end()
+
+    def finish(self) -> None:
+        """Wait for all states and end them, or raise the first failure not seen so far."""
+        for state in self._all():
+            state.backlog.settle()
+        self._end()
+
+    async def finished(self) -> None:
+        """Await the same."""
+        for state in self._all():
+            await state.backlog.settled()
+        self._end()
+
+    def fail(self, error: BaseException, where: str | None = None) -> None:
+        """End all states early; their requests are aborted, their readers get the error."""
+        beside = self.failure()
+        if beside is not None and error.__cause__ is not beside.error:
+            error.add_note(f"Before that, a request had failed: {beside.make()}")
+        for state in self._all():
+            state.fail(Failure(error, where))
+            state.end()
+
+    def failure(self) -> Failure | None:
+        """The first failure that the program has not seen; its own state's in any case."""
+        root, *branches = self._all()
+        failures = [state.backlog.failure for state in branches if not state.backlog.observed]
+        failures.append(root.backlog.failure)
+        found = [failure for failure in failures if failure is not None]
+        return min(found, key=lambda failure: failure.order, default=None)
+
+    def _end(self) -> None:
+        failure = self.failure()
+        if failure is not None:
+            raise failure.make()
+        for state in self._all():
+            state.end()
+
+    def _all(self) -> list[Executor]:
+        with self._lock:
+            return list(self._states)

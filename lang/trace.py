@@ -1,0 +1,172 @@
+"""Tracing: the statements of a program, without a backend.
+
+The program's body runs once, on placeholders: a variable's text is its name in braces (or what its
+`dtype` or choices allow). What is learnt so is one path through the program: the one that these
+placeholders take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from boughs.lang import ir
+from boughs.lang.backend import Chunk, GenerateRequest, ScoreRequest, Scores
+from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.lang.execution import Execution
+from boughs.lang.executor import Executor
+from boughs.lang.parameters import Defaults, Given
+from boughs.lang.running import Run
+from boughs.lang.segments import Role, Text
+
+MAX_STATEMENTS = 10_000
+
+_DTYPE_TEXTS = {int: "0", float: "0.0", bool: "True", str: '""'}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A statement, and what its branches did if it is a fork."""
+
+    node: ir.Node
+    branches: tuple[tuple[Step, ...], ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """The step and its branches, a line a statement."""
+        yield str(self.node)
+        for i, steps in enumerate(self.branches):
+            yield f"  branch {i}"
+            for step in steps:
+                yield from (f"    {line}" for line in step.lines())
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a program did on placeholders. `print` shows it.
+
+    Attributes:
+        program: Its name.
+        steps: Its statements, in order.
+        variables: Name to placeholder (or to the value that the program set).
+        ret_value: What its body returned.
+    """
+
+    program: str
+    steps: tuple[Step, ...]
+    variables: dict[str, Any]
+    ret_value: Any
+
+    @property
+    def nodes(self) -> list[ir.Node]:
+        """The statements of the program's own state."""
+        return [step.node for step in self.steps]
+
+    def __str__(self) -> str:
+        lines = [f"program {self.program}"]
+        for step in self.steps:
+            lines += (f"  {line}" for line in step.lines())
+        return "\n".join(lines)
+
+
+def trace(
+    name: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Trace:
+    """Run a program's body on placeholders."""
+    run = _TracedRun(name, _NoBackend(), Defaults(Given({}, {})))
+    tracer = _Tracer(run)
+    Execution(tracer, body, args, kwargs).execute()
+    return Trace(name, tracer.steps(), tracer.contents.variables, run.ret_value)
+
+
+class _TracedRun(Run):
+    """A run that counts its statements."""
+
+    statements = 0
+
+    def count(self) -> None:
+        """One more.
+
+        Raises:
+            InvalidRequest: There are too many for a program that ends.
+        """
+        self.statements += 1
+        if self.statements > MAX_STATEMENTS:
+            raise InvalidRequest(
+                f"program {self.program}: tracing stopped after {MAX_STATEMENTS} statements; a "
+                "loop seems to wait for a value that only a model would give"
+            )
+
+
+class _Tracer(Executor):
+    """An executor that writes down its statements and answers them with placeholders."""
+
+    def __init__(self, run: Run, branch: tuple[int, ...] = (), *, held: bool = False) -> None:
+        super().__init__(run, branch, held=held)
+        self._nodes: list[ir.Node] = []
+
+    def submit(self, node: ir.Node) -> int:
+        """Write a node down and queue it."""
+        assert isinstance(self.run, _TracedRun)
+        self.run.count()
+        self._nodes.append(node)
+        return super().submit(node)
+
+    def steps(self) -> tuple[Step, ...]:
+        """What was written down."""
+        return tuple(Step(node, _branches(node)) for node in self._nodes)
+
+    async def run_gen(self, node: ir.Gen) -> None:
+        """Add a placeholder."""
+        text = "{" + (node.name or "gen") + "}"
+        if node.dtype is not None:
+            text = _DTYPE_TEXTS[node.dtype]
+        choices = node.sampling.get("n", 1)
+        self._answer(node.name, text, text if choices == 1 else [text] * choices)
+
+    async def run_select(self, node: ir.Select) -> None:
+        """Add the first choice."""
+        self._answer(node.name, node.choices[0], node.choices[0])
+        if node.name is not None:
+            even = 1 / len(node.choices)
+            self.contents.probs[node.name] = dict.fromkeys(node.choices, even)
+
+    def _answer(self, name: str | None, text: str, value: Any) -> None:
+        self.contents.segments.append(Text(text))
+        self.contents.shown.append(text)
+        if name is not None:
+            self.contents.set(name, value, {})
+
+    async def _prefill(self) -> None:
+        roles = [segment for segment in self.contents.segments if isinstance(segment, Role)]
+        self.contents.render([f"<{'/' * (role.at == 'end')}{role.role}>" for role in roles])
+
+
+def _branches(node: ir.Node) -> tuple[tuple[Step, ...], ...]:
+    if not isinstance(node, ir.Fork):
+        return ()
+    return tuple(branch.steps() for branch in node.branches)
+
+
+class _NoBackend:
+    """What stands in a traced program's backend's place; its own statements never ask it."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Refuse."""
+        self._refuse(request)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Refuse."""
+        self._refuse(request)
+
+    async def flush_cache(self) -> None:
+        """Refuse."""
+        self._refuse(None)
+
+    async def get_server_info(self) -> dict[str, Any]:
+        """Refuse."""
+        self._refuse(None)
+
+    @staticmethod
+    def _refuse(_request: object) -> NoReturn:
+        raise Unsupported("a program is being traced, and tracing has no backend")
