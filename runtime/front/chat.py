@@ -20,6 +20,9 @@ from boughs.lang.segments import Content, Ids, Role, Segment, Text
 
 from .tokenizer import Tokenizer
 
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+"""What a template raises, of itself or because a message is not what it expects."""
+
 MAX_KNOWN = 4096
 """Conversations (as roles in turn) whose marks are remembered."""
 
@@ -146,9 +149,16 @@ class ChatTemplate:
         return self._marks[roles]
 
     def _find_marks(self, roles: tuple[str, ...]) -> tuple[str, str, str]:
-        messages = [{"role": role, "content": self._sentinel(at)} for at, role in enumerate(roles)]
+        messages = self._marked(roles)
         where = f"message {len(roles)} ({roles[-1]})"
-        *_, before, end = self._cut(self._render(messages, where), roles)
+        try:
+            *_, before, end = self._cut(self._render(messages, where), roles)
+        except InvalidRequest:
+            # Some templates write the system's words into the user's first message.
+            if roles != ("system",):
+                raise
+            inside = ("system", "user")
+            before, end, _ = self._cut(self._render(self._marked(inside), where), inside)
         last_end = self._marks_of(roles[:-1])[2] if len(roles) > 1 else ""
         begin = self._new_text(before, last_end)
         if roles[-1] != "assistant" or len(roles) == 1:
@@ -156,6 +166,9 @@ class ChatTemplate:
         prompted = self._render(messages[:-1], where, add_generation_prompt=True)
         tail = self._cut(prompted, roles[:-1])[-1]
         return begin, self._new_text(tail, last_end), end
+
+    def _marked(self, roles: Sequence[str]) -> list[dict[str, str]]:
+        return [{"role": role, "content": self._sentinel(at)} for at, role in enumerate(roles)]
 
     def _new_text(self, between: str, last_end: str) -> str:
         """What follows the last message's end in the text between two contents."""
@@ -217,7 +230,7 @@ class ChatTemplate:
             rendered = hf.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs
             )
-        except TemplateError as error:
+        except _REFUSALS as error:
             raise InvalidRequest(
                 f"{self._tokenizer.name}: the chat template refuses {where}: {error}", "messages"
             ) from error
