@@ -100,7 +100,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_bytes(text: str, name: str = "kv_memory") -> int:
-    """The bytes that `text` (`512M`, `4G`, `4GiB`, `1073741824`), the setting `name`, stands for."""
+    """The bytes that `text` (`512M`, `4GiB`, `1073741824`), given as the setting `name`, are."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size < 1:

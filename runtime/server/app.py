@@ -37,7 +37,7 @@ def make_app(served: Served, config: ServerConfig) -> web.Application:
     guard = _Guard(config)
     app = web.Application(
         middlewares=[_errors, guard.middleware],
-        client_max_size=parse_bytes(config.max_body, "max_body"),
+        client_max_size=parse_bytes(config.max_body_size, "max_body_size"),
     )
     app.on_response_prepare.append(guard.allow_origin)
     name = config.served_model_name or Path(served.model_path).name

@@ -29,7 +29,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: Annotated[
         str | None, Meta(description="what OpenAI clients call the model; default as given")
     ] = None
-    max_body: Annotated[str, Meta(description="largest request body, as 512K or 64M")] = "64M"
+    max_body_size: Annotated[str, Meta(description="largest request body, as 512K or 64M")] = "64M"
     cors_origins: Annotated[
         tuple[str, ...],
         Meta(description="origin whose web pages may call the server, or * for all; repeatable"),
@@ -63,4 +63,4 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if self.api_key == "":
             raise InvalidRequest("api_key must not be empty", "api_key")
-        parse_bytes(self.max_body, "max_body")
+        parse_bytes(self.max_body_size, "max_body_size")

@@ -96,6 +96,7 @@ async def _serve(
             make_app(engine, config),
             handler_cancellation=True,
             access_log=log if log.isEnabledFor(logging.INFO) else None,
+            access_log_format='%a "%r" %s %b bytes in %Tf s',
             shutdown_timeout=config.shutdown_timeout + LAST_WORDS_SECONDS,
         )
         await runner.setup()

@@ -1,6 +1,7 @@
 """`/generate` against an engine without a model: SGLang's wire, field by field."""
 
 import importlib.util
+import itertools
 import json
 from pathlib import Path
 
@@ -314,7 +315,7 @@ def test_stream_is_cumulative(site):
     lines = site.stream("/generate", {"text": "é", "stream": True})
     assert len(lines) > 1
     whole = "naïve 日本語 😀"
-    for before, line in zip(lines, lines[1:], strict=False):
+    for before, line in itertools.pairwise(lines):
         assert line["text"].startswith(before["text"])
         assert line["output_ids"][: len(before["output_ids"])] == before["output_ids"]
     assert lines[-1]["text"] == whole
