@@ -229,6 +229,7 @@ class Front:
         return {
             **msgspec.to_builtins(self.config),
             **msgspec.to_builtins(self.limits),
+            "model_path": self.model_path,
             "stats": await self.stats(),
         }
 

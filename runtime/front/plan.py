@@ -168,16 +168,14 @@ class Planner:
     # ---- checks ----
 
     def _require_fit(self, ids: Sequence[int], what: str) -> None:
-        for bound, where in (
-            (self.limits.context_length, "the context"),
-            (self.limits.pool_tokens, "the KV cache"),
-        ):
-            if len(ids) + 1 > bound:
-                raise Unservable(
-                    f"{what}: {len(ids)} tokens, and one of output, do not fit {where} of {bound} "
-                    "tokens",
-                    what.partition(":")[0],
-                )
+        bounds = (self.limits.context_length, "context"), (self.limits.pool_tokens, "KV cache")
+        bound, where = min(bounds)
+        if len(ids) + 1 > bound:
+            raise Unservable(
+                f"{what}: {len(ids)} tokens, and one of output, do not fit the {where} of {bound} "
+                "tokens",
+                what.partition(":")[0],
+            )
 
     def _max_new_tokens(self, params: SamplingParams, prompt: int) -> int:
         """An output that reaches the context ends there, with `length`."""
