@@ -102,7 +102,24 @@ class EventLog:
 
 
 class Events:
-    """The listeners of one tree."""
+    """The listeners of one tree.
+
+    >>> from array import array
+    >>> from boughs.radix import PrefixCache
+    >>> cache = PrefixCache(num_pages=9, page_size=4)
+    >>> log = cache.tree.events.listen()
+    >>> for words in ([5, 6, 7], [5, 6, 8, 9]):
+    ...     tokens = array("i", words).tobytes()
+    ...     sequence = cache.admit(tokens)
+    ...     cache.grow(sequence, len(words))
+    ...     cache.copies_done(cache.take_copies())
+    ...     cache.commit(sequence, tokens, len(words))
+    ...     cache.release(sequence)
+    >>> for event in log:
+    ...     print(event.kind, event.segment, event.parent, event.start, event.end)
+    stored 1 0 0 3
+    stored 2 1 2 4
+    """
 
     def __init__(self) -> None:
         self._logs: list[EventLog] = []

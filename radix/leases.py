@@ -31,7 +31,24 @@ class Lease:
 
 
 class Leases:
-    """The leases on one tree."""
+    """The leases on one tree.
+
+    >>> from array import array
+    >>> from boughs.radix import PrefixCache
+    >>> cache = PrefixCache(num_pages=4, page_size=4)
+    >>> words = array("i", [5, 6, 7, 8]).tobytes()
+    >>> sequence = cache.admit(words)
+    >>> cache.grow(sequence, 4)
+    >>> cache.commit(sequence, words, 4)
+    >>> cache.release(sequence)
+    >>> lease = cache.leases.pin(words, owner="a program", deadline=60.0)
+    >>> lease.tokens, cache.available()                   # leased pages can be had, at a price
+    (4, 3)
+    >>> other = cache.admit(b"")
+    >>> cache.grow(other, 12)                             # this needs all three
+    >>> lease.state, cache.peek(words)
+    ('broken', 0)
+    """
 
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree

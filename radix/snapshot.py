@@ -66,8 +66,30 @@ class Snapshot:
     omitted: int
 
 
-def take_snapshot(tree: RadixTree, max_segments: int, max_tokens: int) -> Snapshot:
-    """The tree as plain data; O(`max_segments` * `max_tokens`)."""
+def take_snapshot(tree: RadixTree, max_segments: int = 1000, max_tokens: int = 32) -> Snapshot:
+    """The tree as plain data; O(`max_segments` * `max_tokens`).
+
+    >>> from array import array
+    >>> from boughs.radix import PrefixCache
+    >>> cache = PrefixCache(num_pages=9, page_size=4)
+    >>> for last in (7, 8):
+    ...     words = array("i", [5, 6, last]).tobytes()
+    ...     sequence = cache.admit(words)
+    ...     cache.grow(sequence, 3)
+    ...     cache.copies_done(cache.take_copies())
+    ...     cache.commit(sequence, words, 3)
+    ...     cache.release(sequence)
+    >>> for segment in take_snapshot(cache.tree).segments:
+    ...     print(segment.parent, segment.start, segment.tokens, segment.pages)
+    None 0 (5, 6) ()
+    0 2 (7,) (1,)
+    0 2 (8,) (2,)
+
+    Args:
+        tree: Is not changed.
+        max_segments: Those nearest to the beginning are shown.
+        max_tokens: Tokens and pages shown of each.
+    """
     segments: list[SegmentView] = []
     queue: deque[tuple[int | None, Hashable, Node]] = deque()
 

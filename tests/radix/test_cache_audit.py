@@ -369,5 +369,5 @@ def test_check_names_what_is_wrong_in_a_heap(world, policy):
 def test_check_says_everything_that_is_wrong(cache):
     cache.tree.nodes += 1
     cache.tree.tokens += 1
-    with pytest.raises(AssertionError, match="nodes is.*tokens is"):
+    with pytest.raises(AssertionError, match=r"nodes is.*tokens is"):
         cache.check()
