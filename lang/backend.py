@@ -168,6 +168,16 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class Host(Protocol):
+    """What has a backend, and can be given in its place: an engine, a server of one's own."""
+
+    @property
+    def endpoint(self) -> Backend:
+        """The backend."""
+        ...
+
+
 class Answer(msgspec.Struct, kw_only=True):
     """One choice of an answer, whole."""
 

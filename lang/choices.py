@@ -143,8 +143,10 @@ def decide(method: ChoicesSamplingMethod, choices: list[str], scores: Scores) ->
         BackendError: The scores do not belong to these choices.
         InvalidRequest: The method did not return a `ChoicesDecision` for one of the choices.
     """
-    if len(scores.choices) != len(choices) or not all(s.logprobs for s in scores.choices):
-        raise BackendError(f"{len(choices)} choices were to be scored; the answer has not as many")
+    if len(scores.choices) != len(choices):
+        raise BackendError(f"{len(choices)} choices were to be scored, not {len(scores.choices)}")
+    if not all(score.logprobs for score in scores.choices):
+        raise BackendError("the backend scored no token of a choice")
     alone = None
     if method.requires_unconditional_logprobs:
         if any(score.unconditional is None for score in scores.choices):

@@ -104,6 +104,10 @@ class Contents:
         """Add a user's text."""
         self._add(seg.Content(text), text)
 
+    def add_choice(self, text: str) -> None:
+        """Add a choice, as the text that it was scored as."""
+        self._add(seg.Text(text), text)
+
     def add_answer(self, answer: Answer) -> None:
         """Add what a backend produced."""
         self.segments += answer.segments

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from boughs.lang import loop
-from boughs.lang.backend import Backend
+from boughs.lang.backend import Backend, Host
 from boughs.lang.errors import InvalidRequest
 
 
@@ -26,7 +26,7 @@ class GlobalConfig:
     __slots__ = ("default_backend",)
 
     def __init__(self) -> None:
-        self.default_backend: Backend | None = None
+        self.default_backend: Backend | Host | None = None
 
 
 global_config = GlobalConfig()
@@ -35,17 +35,19 @@ _scoped: ContextVar[Backend | None] = ContextVar("boughs_backend", default=None)
 _inside: ContextVar[bool] = ContextVar("boughs_inside", default=False)
 
 
-def set_default_backend(backend: Backend) -> None:
+def set_default_backend(backend: Backend | Host) -> None:
     """Make `backend` the process's default."""
-    global_config.default_backend = _checked(backend)
+    _checked(backend)
+    global_config.default_backend = backend
 
 
 @contextmanager
-def backend(backend: Backend) -> Iterator[Backend]:
+def backend(backend: Backend | Host) -> Iterator[Backend]:
     """In this block (and what it calls or awaits) programs run on `backend`."""
-    token = _scoped.set(_checked(backend))
+    checked = _checked(backend)
+    token = _scoped.set(checked)
     try:
-        yield backend
+        yield checked
     finally:
         _scoped.reset(token)
 
@@ -66,7 +68,7 @@ def inside_program() -> bool:
     return _inside.get()
 
 
-def resolve(given: Backend | None) -> Backend:
+def resolve(given: Backend | Host | None) -> Backend:
     """The backend to use.
 
     Raises:
@@ -74,7 +76,9 @@ def resolve(given: Backend | None) -> Backend:
     """
     if given is not None:
         return _checked(given)
-    found = _scoped.get() or global_config.default_backend
+    found = _scoped.get()
+    if found is None and global_config.default_backend is not None:
+        found = _checked(global_config.default_backend)
     if found is None:
         raise InvalidRequest(
             "there is no backend: pass backend=…, or call boughs.set_default_backend(…) first",
@@ -83,7 +87,7 @@ def resolve(given: Backend | None) -> Backend:
     return found
 
 
-def flush_cache(backend: Backend | None = None) -> bool:
+def flush_cache(backend: Backend | Host | None = None) -> bool:
     """Forget every cached prefix of a backend; True when done.
 
     Raises:
@@ -93,16 +97,17 @@ def flush_cache(backend: Backend | None = None) -> bool:
     return True
 
 
-def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
+def get_server_info(backend: Backend | Host | None = None) -> dict[str, Any]:
     """What a backend is and how it does."""
     return loop.run(resolve(backend).get_server_info())
 
 
-def _checked(backend: Backend) -> Backend:
+def _checked(given: Backend | Host) -> Backend:
+    backend = given.endpoint if isinstance(given, Host) else given
     if not isinstance(backend, Backend):
         raise InvalidRequest(
             f"backend: expected an Engine, a RuntimeEndpoint, a Runtime or another object with "
-            f"the methods of boughs.lang.backend.Backend, got {backend!r:.60}",
+            f"the methods of boughs.lang.backend.Backend, got {given!r:.60}",
             "backend",
         )
     return backend

@@ -200,7 +200,7 @@ class Executor:
         usage.cached_tokens += scores.cached_tokens
         self.contents.render(scores.rendered or ())
         decision = choices.decide(node.method, texts, scores)
-        self.contents.add_text(decision.decision)
+        self.contents.add_choice(decision.decision)
         if node.name is None:
             return
         meta = {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, overload
 
 from boughs.lang import loop
-from boughs.lang.backend import Backend
+from boughs.lang.backend import Backend, Host
 from boughs.lang.batch import OnResult, run_batch
 from boughs.lang.current import inside_program, resolve
 from boughs.lang.errors import InvalidRequest
@@ -101,7 +101,7 @@ class Program:
         self,
         batch_kwargs: Iterable[Mapping[str, Any] | tuple[Any, ...] | list[Any]],
         *,
-        backend: Backend | None = None,
+        backend: Backend | Host | None = None,
         num_threads: int | str = "auto",
         progress_bar: bool = False,
         generator_style: bool = False,
