@@ -117,6 +117,7 @@ class ProcessLink:
         self._socket: zmq.asyncio.Socket = self._context.socket(zmq.PAIR)
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._spoke = False
 
     @property
     def pid(self) -> int | None:
@@ -159,15 +160,15 @@ class ProcessLink:
         """Ask the core to end, terminate it, kill it: within a bound."""
         process = self._process
         if process is not None and process.returncode is None:
-            self.send(Shutdown())
-            for end, seconds in (
-                (None, SHUTDOWN_SECONDS),
+            ways: list[tuple[Callable[[], None], float]] = [
+                (lambda: self.send(Shutdown()), SHUTDOWN_SECONDS),
                 (process.terminate, KILL_SECONDS),
                 (process.kill, KILL_SECONDS),
-            ):
-                if end is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        end()
+            ]
+            # A core that still loads its model does not listen yet.
+            for end, seconds in ways if self._spoke else ways[1:]:
+                with contextlib.suppress(ProcessLookupError):
+                    end()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), seconds)
                     break
@@ -181,7 +182,9 @@ class ProcessLink:
     async def _read_messages(self) -> None:
         try:
             while True:
-                self._inbox.put(from_core.decode(await self._socket.recv()))
+                message = from_core.decode(await self._socket.recv())
+                self._spoke = True
+                self._inbox.put(message)
         except msgspec.MsgspecError as error:  # not a core of this version
             self._inbox.put(CoreGone(f"it sent what is no message: {error}"))
 

@@ -1,0 +1,313 @@
+"""The core dies, another takes over, and nobody who reads can tell."""
+
+import asyncio
+import importlib.util
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from boughs.lang import loop
+from boughs.lang.backend import GenerateRequest, ScoreRequest, collect
+from boughs.lang.errors import EngineDied, InvalidRequest, RequestAborted, Unservable
+from boughs.lang.sampling import SamplingParams
+from boughs.runtime.config import EngineConfig
+from boughs.runtime.front import supervisor
+from boughs.runtime.front.front import Front
+from boughs.runtime.front.link import ThreadLink
+from boughs.runtime.messages import Submit
+
+
+def load(name):
+    path = Path(__file__).parents[1] / "fixtures" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+fake = load("fake_core")
+fronts = load("fronts")
+running_front, run, answers_of = fronts.running_front, fronts.run, fronts.answers_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+class Cores:
+    """Makes one core after the other, each from its own arguments, the last ones from none."""
+
+    def __init__(self, *plans):
+        self.plans = list(plans)
+        self.made = []
+
+    def __call__(self):
+        plan = self.plans.pop(0) if self.plans else {}
+        self.made.append(fake.FakeCore(log=[], **plan))
+        return self.made[-1]
+
+
+def requests():
+    """Requests of every kind, as functions of the front that give plain data."""
+    params = SamplingParams(max_new_tokens=9, n=2, stop=("#z",), stop_regex=("~+",))
+    logprobs = GenerateRequest(
+        prompt=[70, 71, 72],
+        params=SamplingParams(max_new_tokens=6, seed=5),
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=1,
+        rid="b",
+    )
+    return [
+        lambda front: collect(front.generate(GenerateRequest(prompt="Hi", params=params, rid="a"))),
+        lambda front: collect(front.generate(logprobs)),
+        lambda front: front.score(
+            ScoreRequest(prompt="Hello", choices=[" a", " bcd"], unconditional=True)
+        ),
+    ]
+
+
+def all_of(front):
+    async def gather():
+        return await asyncio.gather(*(request(front) for request in requests()))
+
+    return run(gather())
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    with running_front(fake.FakeCore) as front:
+        return without_cached(all_of(front))
+
+
+def without_cached(results):
+    """Which of the requests came first at the fake's cache is chance."""
+    *answers, scores = results
+    for group in answers:
+        for answer in group:
+            answer.cached_tokens = 0
+    scores.cached_tokens = 0
+    return results
+
+
+@given(
+    deaths=st.lists(st.integers(0, 24), min_size=1, max_size=2),
+    burst=st.integers(1, 4),
+)
+@settings(max_examples=40, deadline=None)
+def test_answers_are_those_of_a_core_that_lives(undisturbed, deaths, burst):
+    cores = Cores(*({"die_after": after, "burst": burst} for after in deaths))
+    with running_front(cores) as front:
+        assert without_cached(all_of(front)) == undisturbed
+        assert run(front.stats())["in_flight"] == 0
+        run(front.check())
+
+
+def test_what_was_sent_is_not_sent_again_and_counts_stay():
+    cores = Cores({"die_after": 3}, {"die_after": 2})
+    with running_front(cores) as front:
+        request = GenerateRequest(
+            prompt=[70, 71, 72],
+            params=SamplingParams(max_new_tokens=8),
+            return_logprob=True,
+            logprob_start_len=1,
+        )
+        chunks = fronts.chunks_of(front, request)
+        assert [len(chunk.output_ids) for chunk in chunks] == [1] * 8
+        assert [chunk.completion_tokens for chunk in chunks] == list(range(1, 9))
+        assert [chunk.prompt_logprobs is not None for chunk in chunks] == [True] + [False] * 7
+        assert {chunk.cached_tokens for chunk in chunks} == {0}
+        sent = [[m for m in core.log if isinstance(m, Submit)] for core in cores.made]
+        assert [len(messages) for messages in sent] == [1, 1, 1]
+        first, second, third = (messages[0] for messages in sent)
+        assert (len(first.output_ids), len(second.output_ids), len(third.output_ids)) == (0, 3, 5)
+        assert third.output_ids == [id_ for chunk in chunks[:5] for id_ in chunk.output_ids]
+        assert (first.prompt_logprobs_from, second.prompt_logprobs_from) == (1, None)
+        assert first.params == second.params == third.params
+        assert run(front.stats())["restarts"] == 2
+
+
+def test_a_call_that_waits_is_asked_again():
+    cores = Cores({"mute": True, "die_on": 300})
+    with running_front(cores) as front:
+
+        async def ask():
+            stats = asyncio.create_task(front.stats())
+            await asyncio.sleep(0.01)
+            answers = await collect(front.generate(GenerateRequest(prompt=[300])))
+            return await stats, answers
+
+        stats, answers = run(ask())
+        assert stats["restarts"] == 1
+        assert answers[0].finish.type == "length"
+
+
+def test_a_request_that_kills_cores_is_given_up_and_the_others_go_on():
+    cores = Cores(*[{"die_on": 300}] * 8)
+    with running_front(cores) as front:
+
+        async def both():
+            good = asyncio.create_task(
+                collect(front.generate(GenerateRequest(prompt=[70], rid="good")))
+            )
+            await good
+            bad = front.generate(GenerateRequest(prompt=[300], rid="bad"))
+            with pytest.raises(EngineDied, match=r"3 times while it ran this request.*token 300"):
+                await collect(bad)
+            return await collect(front.generate(GenerateRequest(prompt=[70])))
+
+        assert run(both())[0].completion_tokens == 128
+        assert len(cores.made) == 4
+
+
+def test_after_too_many_deaths_everything_fails_and_says_why():
+    cores = Cores(*[{"die_on": 300}] * 8)
+    with running_front(cores) as front:
+        for _ in range(2):
+            with pytest.raises(EngineDied):
+                answers_of(front, GenerateRequest(prompt=[300]))
+        with pytest.raises(EngineDied, match=r"4 times within 60 seconds.*token 300"):
+            answers_of(front, GenerateRequest(prompt=[70]))
+        for ask in (
+            front.stats(),
+            front.flush_cache(),
+            front.score(ScoreRequest(prompt="a", choices=["b"])),
+        ):
+            with pytest.raises(EngineDied, match="does not run"):
+                run(ask)
+        assert not run(front.health())
+        assert len(cores.made) == 4
+
+
+def test_deaths_far_apart_are_forgiven(monkeypatch):
+    monkeypatch.setattr(supervisor, "RESTART_WINDOW", 0.0)
+    cores = Cores(*[{"die_after": 1}] * 7)
+    monkeypatch.setattr(supervisor, "MAX_TRIES", 100)
+    with running_front(cores) as front:
+        (answer,) = answers_of(
+            front, GenerateRequest(prompt=[70], params=SamplingParams(max_new_tokens=9))
+        )
+        assert answer.output_ids == fake.counting([70], 0)[:9]
+        assert len(cores.made) == 8
+
+
+def test_what_comes_while_there_is_no_core_waits_for_one():
+    start = threading.Event()
+
+    class Slow(fake.FakeCore):
+        def run(self, receive, send):
+            assert start.wait(20)
+            super().run(receive, send)
+
+    made = []
+
+    def cores():
+        made.append(fake.FakeCore(die_on=300) if not made else Slow())
+        return made[-1]
+
+    with running_front(cores) as front:
+
+        async def ask():
+            bad = asyncio.create_task(collect(front.generate(GenerateRequest(prompt=[300]))))
+            while await front.health(0.01):  # noqa: ASYNC110 -- there is no event to wait for
+                await asyncio.sleep(0.001)
+            late = asyncio.create_task(collect(front.generate(GenerateRequest(prompt=[70]))))
+            gone = asyncio.create_task(collect(front.generate(GenerateRequest(prompt=[71]))))
+            await asyncio.sleep(0)
+            gone.cancel()
+            start.set()
+            return await bad, await late
+
+        bad, late = run(ask())
+        assert (bad[0].completion_tokens, late[0].completion_tokens) == (128, 128)
+        prompts = [m.prompt_ids for m in made[1].log if isinstance(m, Submit)]
+        assert prompts == [[300], [70]]
+
+
+def test_closing_while_a_core_is_replaced_ends_both():
+    started = threading.Event()
+
+    class Never(fake.FakeCore):
+        def run(self, receive, send):
+            started.set()
+            while not any(isinstance(m, fake.Shutdown) for m in receive(None)):
+                pass
+
+    made = []
+
+    def cores():
+        made.append(fake.FakeCore(die_on=300) if not made else Never())
+        return made[-1]
+
+    with running_front(cores) as front:
+
+        async def ask():
+            task = asyncio.create_task(collect(front.generate(GenerateRequest(prompt=[300]))))
+            await asyncio.to_thread(started.wait, 20)
+            await front.close()
+            return await asyncio.gather(task, return_exceptions=True)
+
+        (error,) = run(ask())
+        assert isinstance(error, RequestAborted)
+
+
+# ---- start ----
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [(("InvalidRequest", "model_path: bad"), InvalidRequest), (("Unservable", "no"), Unservable)],
+)
+def test_what_a_core_reports_at_its_start_is_raised(fault, kind):
+    with pytest.raises(kind, match=fault[1]), running_front(lambda: fake.FakeCore(fail=fault)):
+        pass
+
+
+def test_a_core_that_dies_at_its_start_says_how():
+    class Broken(fake.FakeCore):
+        def run(self, receive, send):
+            raise MemoryError("no room")
+
+    with pytest.raises(EngineDied, match="MemoryError: no room"), running_front(Broken):
+        pass
+
+
+def test_a_model_without_a_tokenizer_ends_the_core_that_was_started(tmp_path):
+    core = fake.FakeCore()
+    front = Front(EngineConfig(model_path=str(tmp_path)), lambda _: ThreadLink(core.run))
+    with pytest.raises(Exception, match="tokenizer cannot be loaded"):
+        loop.run(front.start())
+    assert not core.log or isinstance(core.log[-1], fake.Shutdown)
+
+
+def test_a_start_that_takes_for_ever_is_given_up(monkeypatch):
+    class Silent(fake.FakeCore):
+        def run(self, receive, send):
+            receive(None)
+
+    monkeypatch.setattr(supervisor, "START_SECONDS", 0.05)
+    with pytest.raises(EngineDied, match="not ready"), running_front(Silent):
+        pass
+
+
+def test_a_core_that_speaks_of_a_fault_and_stays_is_replaced():
+    class Odd(fake.FakeCore):
+        def take(self, submit):
+            self.send(fake.Failed(("EngineDied", "out of luck")))
+            super().take(submit)
+
+        def run(self, receive, send):
+            self.send = send
+            super().run(receive, send)
+
+    made = []
+
+    def cores():
+        made.append(fake.FakeCore() if made else Odd())
+        return made[-1]
+
+    with running_front(cores) as front:
+        (answer,) = answers_of(front, GenerateRequest(prompt=[70]))
+        assert answer.output_ids == fake.counting([70], 0)[:128]
+        assert isinstance(made[0].log[-1], fake.Shutdown)
