@@ -130,15 +130,18 @@ class Contents:
         self.role = None
         self._add_mark(seg.Role(role, "end"))
 
-    def render(self, texts: Sequence[str]) -> None:
+    def render(self, texts: Sequence[str], *, final: bool = True) -> None:
         """Take over the texts of the marks that a request held: the first `len(texts)` ones.
 
-        The text of a begin that nothing follows is not final: what follows may change it.
+        Args:
+            texts: In order.
+            final: Whether something followed the last mark. If not, and it is a begin, what
+                follows may change its text.
         """
         for place, text in zip(self.marks, texts, strict=False):
             self.shown[place] = text
         known = len(texts)
-        if known and known == len(self.marks) and self._ends_with_begin():
+        if not final and known == len(self.marks) and self._ends_with_begin():
             known -= 1
         self.known = max(self.known, known)
 

@@ -54,7 +54,8 @@ class Execution:
             return loop.run(self.execute_async())
         try:
             with body_of(self._run.backend):
-                self._run.ret_value = self._body(self._inner, *self._args, **self._kwargs)
+                result = self._body(self._inner, *self._args, **self._kwargs)
+                self._run.ret_value = loop.run(result) if inspect.iscoroutine(result) else result
             self._run.finish()
         except BaseException as error:
             self._fail(error)

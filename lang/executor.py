@@ -50,6 +50,7 @@ class Executor:
         self._text_wanted = False
         self._emitted = 0  # pieces of the contents' text that the stream has
         self._held_back = ""  # text of the running request that it has not
+        self._prefills = False  # whether the running request makes no text
         self._stream: Stream[Chunk] | None = None
         self._rid: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -269,6 +270,7 @@ class Executor:
         """Ask the backend to continue this state, and stream what comes to the readers."""
         self._rid = uuid.uuid4().hex
         self._held_back = ""
+        self._prefills = params.max_new_tokens == 0
         request = GenerateRequest(
             prompt=list(self.contents.segments),
             params=params,
@@ -295,7 +297,7 @@ class Executor:
     def _pass_on(self, chunk: Chunk) -> None:
         """Give a chunk to the readers; text waits for the role marks before it to be rendered."""
         if chunk.rendered is not None:
-            self.contents.render(chunk.rendered)
+            self.contents.render(chunk.rendered, final=not self._prefills)
             self._flush()
         if self._stream is not None:
             self._stream.append(chunk)

@@ -64,6 +64,8 @@ class Given(msgspec.Struct, frozen=True):
             except msgspec.ValidationError as error:
                 what = str(error).partition(" - at ")[0]
                 raise InvalidRequest(f"{where}{name}: {what}, got {value!r:.60}", name) from None
+        if not given:
+            return cls({}, logprobs)
         names = {ALIASES.get(name, name) for name in given}
         if "max_new_tokens" not in names:  # it may come from `run`, so nothing is compared to it
             given["max_new_tokens"] = None
@@ -76,6 +78,7 @@ class Defaults:
 
     def __init__(self, given: Given) -> None:
         self._sampling = SamplingParams(**given.sampling)
+        self._sampling.check()
         self._logprobs = given.logprobs
 
     @property
@@ -89,6 +92,8 @@ class Defaults:
         Raises:
             InvalidRequest: The two together are out of range.
         """
+        if not own:
+            return self._sampling
         params: SamplingParams = msgspec.structs.replace(self._sampling, **own)
         params.check()
         return params
@@ -114,9 +119,11 @@ def json_schema_text(schema: object) -> str | None:
     Raises:
         InvalidRequest: It is none of these, or the text is no JSON.
     """
-    if schema is None or isinstance(schema, str):
+    if schema is None or schema == "":
+        return None
+    if isinstance(schema, str):
         try:
-            json.loads(schema or "{}")
+            json.loads(schema)
         except ValueError as error:
             raise InvalidRequest(f"json_schema: not JSON: {error}", "json_schema") from None
         return schema

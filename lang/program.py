@@ -52,6 +52,7 @@ class Program:
         self.func = func
         self._bound = dict(bound or {})
         self._options = dict(options or {})
+        self._stream = self._options.pop("stream", False)
         self._signature = _own_signature(func)
         kinds = {parameter.kind for parameter in self._signature.parameters.values()}
         self._takes_any = inspect.Parameter.VAR_KEYWORD in kinds
@@ -61,7 +62,7 @@ class Program:
         """A program that is defined in a class is a method."""
         if instance is None:
             return self
-        return Program(self.func.__get__(instance, owner), self._bound, self._options)
+        return Program(self.func.__get__(instance, owner), self._bound, self._given())
 
     def __repr__(self) -> str:
         return f"<Program {self._name}>"
@@ -84,18 +85,25 @@ class Program:
             BoughsError: The first thing that went wrong, with its place in the message.
         """
         execution, stream = self._prepare(args, kwargs)
-        return execution.start() if stream else execution.execute()
+        if stream:
+            return execution.start()
+        if loop.on_loop():
+            raise InvalidRequest(
+                f"{self._name}: run() blocks; in an async program await run_async(…)"
+            )
+        return execution.execute()
 
     async def run_async(self, *args: Any, **kwargs: Any) -> ProgramState:
         """`run` to be awaited, on any event loop; a plain body runs in a thread."""
         execution, stream = self._prepare(args, kwargs)
-        if stream:
-            return execution.start()
-        if not execution.is_async:
-            return await asyncio.to_thread(execution.execute)
-        if loop.on_loop():
-            return await execution.execute_async()
-        return await asyncio.wrap_future(loop.submit(execution.execute_async()))
+        state = execution.start()
+        if not stream:
+            try:
+                await state.wait()
+            except asyncio.CancelledError:
+                execution.cancel()
+                raise
+        return state
 
     def run_batch(
         self,
@@ -130,6 +138,8 @@ class Program:
             BoughsError: The first item's error, with its index, when all others have run (with
                 `generator_style`: in its place).
         """
+        if self._stream:
+            raise InvalidRequest("stream: a batch is not streamed", "stream")
         return run_batch(
             [self._item(i, item) for i, item in enumerate(_items(batch_kwargs))],
             self._executions({"backend": backend, **options}),
@@ -146,7 +156,7 @@ class Program:
         unknown = [name for name in kwargs if not self._owns(name) and not self._takes_any]
         if unknown:
             raise TypeError(f"{self._name}() has no parameter {unknown[0]!r} to bind")
-        return Program(self.func, {**self._bound, **kwargs}, self._options)
+        return Program(self.func, {**self._bound, **kwargs}, self._given())
 
     def configure(self, **options: Any) -> Program:
         """The program with parameters of `run` given, whatever its own are called."""
@@ -154,7 +164,7 @@ class Program:
         if unknown:
             raise InvalidRequest(f"{unknown[0]}: run() has no such parameter", unknown[0])
         Given.parse(_sampling(options), f"{self._name}: ")
-        return Program(self.func, self._bound, {**self._options, **options})
+        return Program(self.func, self._bound, {**self._given(), **options})
 
     def trace(self, *args: Any, **kwargs: Any) -> Trace:
         """The statements of a run, without a backend.
@@ -189,12 +199,21 @@ class Program:
         return self.run(*args, **kwargs)
 
     def _inline(self, state: ProgramState, arguments: inspect.BoundArguments) -> Any:
+        if self._options or self._stream:
+            raise InvalidRequest(
+                f"{self!r} is configured for a run of its own; as a part of another program it "
+                "has the parameters of that one"
+            )
         result = self.func(state, *arguments.args, **arguments.kwargs)
         if inspect.iscoroutine(result) and not loop.on_loop():
             return loop.run(result)
         return result
 
     # ---- arguments ----
+
+    def _given(self) -> dict[str, Any]:
+        """What `configure` was given."""
+        return {**self._options, "stream": self._stream}
 
     @property
     def _name(self) -> str:
@@ -215,12 +234,12 @@ class Program:
 
     def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Execution, bool]:
         own: dict[str, Any] = {}
-        options = dict(self._options)
+        options: dict[str, Any] = {}
         for name, value in kwargs.items():
             target = options if name in _OPTIONS and not self._owns(name) else own
             target[name] = value
         arguments = self._bind(args, own)
-        stream = options.pop("stream", False)
+        stream = options.pop("stream", self._stream)
         if not isinstance(stream, bool):
             raise InvalidRequest(f"stream: expected a bool, got {stream!r:.40}", "stream")
         return self._executions(options)(arguments), stream
@@ -243,7 +262,6 @@ class Program:
         """What makes executions with these parameters of a run."""
         given = {name: value for name, value in options.items() if value is not None}
         merged = {**self._options, **given}
-        merged.pop("stream", None)
         backend = resolve(merged.pop("backend", None))
         unknown = [name for name in merged if name not in RUN_PARAMETERS]
         if unknown:
@@ -309,6 +327,10 @@ _BY_KEYWORD = _SINGLE[1:]
 
 def _own_signature(func: Callable[..., Any]) -> inspect.Signature:
     """The signature without the state."""
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        raise InvalidRequest(
+            f"{func.__name__}: a program's body cannot yield; it would never run", "func"
+        )
     signature = inspect.signature(func)
     parameters = list(signature.parameters.values())
     positional = parameters and parameters[0].kind in _SINGLE[:2]

@@ -35,6 +35,8 @@ class Level:
             if value <= self._value:
                 return
             self._value = value
+            if not self._waiters:
+                return
             due = [wake for target, wake in self._waiters if target <= value]
             if due:
                 self._waiters = [waiter for waiter in self._waiters if waiter[0] > value]
