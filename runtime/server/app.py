@@ -19,6 +19,7 @@ from .admin import Admin
 from .config import ServerConfig
 from .errors import Fault
 from .native import Native
+from .openai import OpenAI
 from .served import Served
 
 OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})
@@ -42,6 +43,7 @@ def make_app(served: Served, config: ServerConfig) -> web.Application:
     app.on_response_prepare.append(guard.allow_origin)
     name = config.served_model_name or Path(served.model_path).name
     app.add_routes(Native(served, config).routes())
+    app.add_routes(OpenAI(served, config, name).routes())
     app.add_routes(Admin(served, name).routes())
     return app
 

@@ -116,14 +116,18 @@ def read_generate(body: Mapping[str, Any]) -> GenerateCall:
             raise Unsupported(f"{key} is not supported", key)
     name, prompts, is_list = read_prompts(body)
     count = len(prompts)
+    scores = name != "segments"  # SGLang's client scores choices so, and knows no segments
     params = _read_params(body, count, is_list=is_list)
     asked = _each(body, "return_logprob", bool, [False] * count, is_list=is_list)
     starts = _each(
         body,
         "logprob_start_len",
         int,
-        # For SGLang's client, which scores choices: without a start it means the beginning.
-        [0 if p.max_new_tokens == 0 and lp else -1 for p, lp in zip(params, asked, strict=True)],
+        # For a score, no start means the beginning.
+        [
+            0 if scores and lp and p.max_new_tokens == 0 else -1
+            for p, lp in zip(params, asked, strict=True)
+        ],
         is_list=is_list,
     )
     tops = _each(body, "top_logprobs_num", int, [0] * count, is_list=is_list)

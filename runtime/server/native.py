@@ -149,10 +149,10 @@ def _for_choices(call: GenerateCall, start: int, answer: Answer) -> Answer:
     """Prompt logprobs as the `select` of SGLang's own client counts on.
 
     It was written for entries that begin one token after `logprob_start_len`, and takes a mean
-    over all of them, in which null has no place.
+    over all of them, in which null has no place. It knows no segments.
     """
     entries = answer.prompt_logprobs
-    if not entries:
+    if not entries or call.name == "segments":
         return answer
     if start > 0:
         entries = entries[1:]

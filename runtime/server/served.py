@@ -28,6 +28,14 @@ class Chat(Protocol):
         ...
 
 
+class Vocabulary(Protocol):
+    """The model's tokens."""
+
+    def token_bytes(self, id_: int) -> bytes:
+        """The bytes of a token."""
+        ...
+
+
 class Served(Backend, Protocol):
     """A backend that can be served. All methods run on one event loop."""
 
@@ -39,6 +47,11 @@ class Served(Backend, Protocol):
     @property
     def limits(self) -> Limits:
         """What the core can serve."""
+        ...
+
+    @property
+    def tokenizer(self) -> Vocabulary:
+        """The model's tokenizer."""
         ...
 
     @property

@@ -257,7 +257,7 @@ def test_output_logprobs(site):
     answer = site.post("/generate", body)
     assert entries(answer) == [[-0.25, ord("b"), "b"]]
     assert entries(answer, "output_token_logprobs")[0] == [-0.125, ord("T"), "T"]
-    assert entries(answer, "output_top_logprobs")[0] == [[-0.25, 0, "A"]]
+    assert entries(answer, "output_top_logprobs")[0] == [[-0.25, 65, "A"]]
 
 
 def test_prompt_logprobs_align_at_the_start_when_tokens_are_made(site):
@@ -306,6 +306,10 @@ def test_scoring_by_others(site):
     """Without the marks of that client's `select`, position 0 is null."""
     answer = site.post("/generate", {"text": "aX", **SCORING})
     assert entries(answer)[0] == [None, ord("a"), "a"]
+    segments = [{"text": "abX"}]
+    answer = site.post("/generate", {"segments": segments, "logprob_start_len": 1, **SCORING})
+    assert [e[2] for e in entries(answer)] == ["b", "X"]
+    assert entries(site.post("/generate", {"segments": segments, **SCORING})) == []
 
 
 # ---- streams ----
