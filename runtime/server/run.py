@@ -7,6 +7,7 @@ ends at once. No process stays behind. This module knows no requests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -111,8 +112,9 @@ async def _serve(
         return signals.status
     finally:
         if signals.hurry.is_set():
-            async with asyncio.timeout(HURRY_SECONDS):
-                await engine.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HURRY_SECONDS):
+                    await engine.close()
         else:
             await _unless(signals.hurry, engine.close())
 
