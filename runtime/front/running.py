@@ -47,13 +47,16 @@ class Running:
             RequestTimeout: The time is over.
             BoughsError: What a choice failed with.
         """
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                event = await self._events.get()
-        except TimeoutError:
-            raise RequestTimeout(
-                f"the request was not complete after timeout={self._timeout:g} seconds"
-            ) from None
+        if self._deadline is None:
+            event = await self._events.get()
+        else:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    event = await self._events.get()
+            except TimeoutError:
+                raise RequestTimeout(
+                    f"the request was not complete after timeout={self._timeout:g} seconds"
+                ) from None
         if event is None:
             return None
         index, item = event
