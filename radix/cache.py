@@ -206,8 +206,11 @@ class PrefixCache:
         copy = sequence.copy
         if copy is not None and self.copies.is_pending(copy) and not copy.taken:
             self._eviction.unlock(self.copies.withdraw(copy))
-        self.pool.drop(sequence.pages)
-        self._eviction.unlock(sequence.node)
+        node = sequence.node
+        shared = page_table(node)[: node.end // self._size]
+        self.pool.drop(shared)
+        self.pool.drop(sequence.pages[len(shared) :])
+        self._eviction.unlock(node)
 
     def _hold(self, node: Node, length: int, priority: int) -> Sequence:
         """A sequence of what `node`, a handle, ends."""

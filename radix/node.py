@@ -173,9 +173,14 @@ def page_table(node: Node) -> array[int]:
 
     That is all complete pages and, in a leaf, the last one in any case.
     """
+    parts = []
+    up: Node | None = node
+    while up is not None:
+        parts.append(up.pages)
+        up = up.parent
     pages = array("i")
-    for part in reversed(list(path(node))):
-        pages.extend(part.pages)
+    for part in reversed(parts):
+        pages += part
     return pages
 
 

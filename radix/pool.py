@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-FEW = 24
+FEW = 32
 """Up to so many pages a plain loop is faster than NumPy."""
 
 
@@ -41,7 +41,7 @@ class PagePool:
         if num_pages < 2:
             raise ValueError(f"a pool has at least 2 pages, one of them for padding: {num_pages}")
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, 0, -1))
+        self._free = array("i", range(num_pages - 1, 0, -1))
         self._refs = array("i", bytes(4 * num_pages))
         self._counts = np.frombuffer(self._refs, np.intc)  # the same memory
 
@@ -64,12 +64,16 @@ class PagePool:
             raise OutOfPages(f"{count} pages asked for, {len(self._free)} free")
         if count <= 0:
             return []
-        pages = self._free[: -count - 1 : -1]
+        pages = self._free[-count:]
         del self._free[-count:]
-        refs = self._refs
-        for page in pages:
-            refs[page] = 1
-        return pages
+        pages.reverse()
+        if count <= FEW:
+            refs = self._refs
+            for page in pages:
+                refs[page] = 1
+        else:
+            self._counts[_index(pages)] = 1
+        return pages.tolist()
 
     def share(self, pages: Sequence[int]) -> None:
         """Add one reference to each of these pages, which are all different and not free."""
@@ -92,7 +96,7 @@ class PagePool:
         else:
             index = _index(pages)
             self._counts[index] -= 1
-            self._free.extend(index[self._counts[index] == 0].tolist())
+            self._free.frombytes(index[self._counts[index] == 0].tobytes())
         return len(self._free) - before
 
     def faults(self, expected: dict[int, int]) -> list[str]:

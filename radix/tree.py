@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 
 from .audit import audit_tree
 from .events import Events
-from .node import DEAD, WIDTH, Node, Root, Spot, descend, keeps_tail, path
+from .node import DEAD, WIDTH, Node, Root, Spot, descend, keeps_tail
 from .policy import POLICIES
 from .pool import PagePool
 
@@ -70,7 +70,8 @@ class RadixTree:
     # ---- matching ----
 
     def find(self, tokens: bytes, namespace: Hashable = "") -> Spot:
-        """Where the longest cached prefix of `tokens` ends. Changes nothing."""
+        """Where the longest cached prefix of `tokens` (int32 bytes) ends. Changes nothing."""
+        assert len(tokens) % WIDTH == 0, "tokens are int32 bytes"
         root = self.roots.get(namespace)
         if root is None:
             return Spot(namespace, None, 0, DEAD)
@@ -111,19 +112,23 @@ class RadixTree:
 
     def lock_node(self, node: Node, stop: Node | None = None) -> None:
         """One handle more on the end of `node`, or of the path between it and `stop`."""
-        above = False  # whether the child that we come from had no locks
-        for up in path(node):
-            if above:
-                self.reach += keeps_tail(up, self.page_size)
+        size = self.page_size
+        fresh = False  # whether the child that we come from had no locks before
+        up: Node | None = node
+        while up is not None:
+            if fresh:
+                if up.locks and not up.busy and up.end % size:
+                    self.reach += 1  # a page that `up` would have kept
                 up.busy += 1
             if up is stop:
                 break
-            above = not up.locks
-            if up.evictable:
-                self.policy.remove(up)
+            fresh = not up.locks
             up.locks += 1
-            if above:
-                self.reach -= len(up.pages) + keeps_tail(up, self.page_size)
+            if fresh:
+                self.reach -= len(up.pages) + keeps_tail(up, size)
+                if not up.leases and up.parent is not None:
+                    self.policy.remove(up)
+            up = up.parent
 
     def advance(self, node: Node, spot: Spot) -> Node:
         """Move a handle down from `node` to `spot`, and return it."""
@@ -137,19 +142,21 @@ class RadixTree:
     def unlock(self, node: Node) -> None:
         """Give a handle back. Nodes without any become evictable, the deepest first."""
         self.tick += 1
-        below = False  # whether the child that we come from has no locks any more
+        tick, size = self.tick, self.page_size
+        bare = False  # whether the child that we come from has no locks any more
         up: Node | None = node
         while up is not None:
             assert up.locks > 0, "unlocked more often than locked"
-            if below:
+            if bare:
                 up.busy -= 1
-                self.reach -= keeps_tail(up, self.page_size)
-            up.last_use = self.tick
-            below = up.locks == 1
-            if below:
-                self.reach += len(up.pages) + keeps_tail(up, self.page_size)
+                if not up.busy and up.end % size:
+                    self.reach -= 1  # a page that `up` is going to keep
+            up.last_use = tick
+            bare = up.locks == 1
+            if bare:
+                self.reach += len(up.pages) + keeps_tail(up, size)
             up.locks -= 1
-            if up.evictable:
+            if bare and not up.leases and up.parent is not None:
                 self.policy.add(up)
             top, up = up, up.parent
         self.drop_root(top)
@@ -176,20 +183,21 @@ class RadixTree:
             and (not mid or node.pages[-1] == pages[0])
         ):
             return self._extend(node, tokens, pages[1:] if mid else pages)
-        new = pages
+        held = array("i", pages)
+        new = held
         if mid:
             if not node.children:  # its last page is from now on listed below it
                 old = node.pages.pop()
                 self.cached -= 1
-                if old == pages[0]:
-                    new = pages[1:]
+                if old == held[0]:
+                    new = held[1:]
                     self.cached += 1
                 else:
                     self.pool.drop((old,))
             elif not node.busy:
                 self.reach += 1
         self.segments += 1
-        child = Node(tokens, node.end, array("i", pages), node, self.segments)
+        child = Node(tokens, node.end, held, node, self.segments)
         child.locks = 1
         node.children[tokens[:WIDTH]] = child
         node.busy += 1

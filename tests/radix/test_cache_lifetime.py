@@ -437,3 +437,80 @@ def test_eviction_cuts_no_more_than_it_needs(encode):
     assert lengths[0] == 160 - 2 * 4  # a sixteenth of 40 pages at once
     assert lengths[-1] == 0
     assert all(before - after <= 8 for before, after in pairwise(lengths))
+
+
+def test_chunks_of_one_prompt_are_one_segment(encode):
+    cache = PrefixCache(40, 4)
+    tokens = encode(range(50))
+    sequence = start(cache, tokens)
+    for length in (7, 8, 13, 32, 50):
+        cache.commit(sequence, tokens, length)
+        cache.check()
+        assert (cache.tree.nodes, cache.tree.tokens) == (1, length)
+    other = start(cache, encode([*range(50), 60]))
+    assert other.cached == 50
+    cache.grow(sequence, 53)
+    cache.commit(sequence, encode([*range(50), 70, 71, 72]), 53)  # not below another's feet
+    cache.check()
+    assert cache.tree.nodes == 2
+    assert other.node.end == 50
+
+
+def test_tokens_are_whole(encode):
+    with pytest.raises(AssertionError, match="int32"):
+        PrefixCache(10, 4).peek(encode(range(3))[:-1])
+
+
+def test_an_older_commit_changes_nothing(encode):
+    cache = PrefixCache(40, 4)
+    tokens = encode(range(10))
+    sequence = start(cache, tokens)
+    cache.commit(sequence, tokens, 9)
+    before = cache.stats()
+    cache.commit(sequence, tokens, 5)
+    assert cache.stats() == before
+    with pytest.raises(AssertionError, match="without pages"):
+        cache.commit(sequence, encode(range(13)), 13)
+    with pytest.raises(AssertionError, match="without tokens"):
+        cache.commit(sequence, tokens[:-4], 10)
+
+
+def test_use_is_noted(encode):
+    cache = PrefixCache(40, 4)
+    for first in (0, 100):
+        store(cache, encode(range(first, first + 6)))
+    old, new = (cache.tree.find(encode(range(first, first + 6))).node for first in (0, 100))
+    assert 0 < old.last_use < new.last_use <= cache.tree.tick
+    assert (old.hits, new.hits) == (0, 0)
+    cache.release(cache.admit(encode(range(6))))
+    assert old.last_use > new.last_use
+    assert (old.hits, new.hits) == (1, 0)
+    sequence = cache.admit(encode(range(6)), priority=5)
+    cache.grow(sequence, 9)
+    step(cache)
+    cache.commit(sequence, encode(range(9)), 9)
+    assert (old.priority, new.priority, sequence.node.priority) == (5, 0, 5)
+    cut = cache.tree.lock(cache.tree.find(encode([0, 1, 2, 99])))
+    assert (cut.hits, cut.priority) == (old.hits, old.priority) == (2, 5)
+    assert cut.last_use == old.last_use
+    stats = cache.stats()
+    assert (stats.admissions, stats.hit_tokens, stats.admitted_tokens) == (4, 12, 24)
+
+
+def test_stats_tell_where_the_pages_are(encode):
+    cache = PrefixCache(21, 4)
+    tokens = encode(range(10))
+    store(cache, tokens)
+    running = start(cache, encode([*range(6), 50, 51, 52]))
+    stats = cache.stats()
+    assert (stats.pages, stats.free, stats.cached, stats.private) == (20, 15, 3, 2)
+    assert (stats.unaccounted, stats.tokens, stats.nodes, stats.namespaces) == (0, 10, 3, 1)
+    assert (stats.sequences, stats.pending_copies, stats.copies) == (1, 1, 1)
+    assert stats.evictable == 1  # pages 0 and 1 of the old prompt are locked, one for the copy
+    step(cache)
+    assert cache.stats().evictable == 1  # the cut page is left to the branching point
+    cache.commit(running, encode([*range(6), 50, 51, 52]), 9)
+    assert cache.stats().evictable == 2
+    cache.release(running)
+    cache.flush()
+    assert (cache.stats().evicted_pages, cache.stats().evicted_tokens) == (5, 13)

@@ -13,6 +13,24 @@ def test_every_step_holds(world, page_size, policy):
         world.World(seed, num_pages=pages, page_size=page_size, policy=policy).run(STEPS)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_step_holds_for_long(world):
+    steps = 0
+    for seed in range(200):
+        page_size = [1, 2, 4, 8, 16][seed % 5]
+        one = world.World(
+            1000 + seed,
+            num_pages=[64, 40, 24, 16, 12][seed % 5] + seed % 7,
+            page_size=page_size,
+            policy=["lru", "lru", "lfu", "fifo", "priority"][seed // 5 % 5],
+            vocabulary=2 + seed % 3,
+        )
+        one.run(500)
+        steps += 500
+    assert steps == 100_000
+
+
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_every_step_holds_without_prefix_reuse(world, page_size):
     for seed in range(3):
