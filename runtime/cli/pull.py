@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import argparse
 
-from boughs.runtime.models import store
-from boughs.runtime.models.progress import bar
-
 _EXAMPLES = """\
 examples:
   boughs pull                              list the models that have a short name
@@ -40,6 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code. Errors are raised as what they are."""
+    from boughs.runtime.models import store
+    from boughs.runtime.models.progress import bar
+
     if args.model is None:
         _list()
         return 0
@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _list() -> None:
     """Print the aliases, marking those whose models are there."""
+    from boughs.runtime.models import store
+
     there = set(store.pulled())
     for name, alias in store.ALIASES.items():
         state = "pulled" if name in there else f"{alias.size / (1 << 20):.0f} MiB to download"

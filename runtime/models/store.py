@@ -66,7 +66,7 @@ Download = Callable[[str, Path, int, Report], Path]
 """Gets the wheel of a requirement into an empty folder: `wheel.download` or a test's own."""
 
 
-def home() -> Path:
+def default_home() -> Path:
     """`$BOUGHS_HOME`, or `boughs` in the user's cache folder."""
     own = os.environ.get("BOUGHS_HOME")
     if own:
@@ -75,25 +75,28 @@ def home() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "boughs"
 
 
-def resolve(name: str, *, home: Path | None = None, progress: Report = silent) -> Path:
+def resolve(
+    name: str | os.PathLike[str], *, home: Path | None = None, progress: Report = silent
+) -> Path:
     """The folder of the model called `name`, with config, tokenizer and weights or their GGUF.
 
     An alias is pulled and a hub name downloaded where they are not there yet.
 
     Args:
         name: An alias, a folder, a GGUF file or a hub name. A folder or file that exists wins.
-        home: Where models are kept, instead of `home()`.
+        home: Where models are kept, instead of `default_home()`.
         progress: Is told of downloads and conversions.
 
     Raises:
         NotFound: Nothing is called so; the message lists what there is.
         InvalidRequest: The folder or the file is not one that can be read.
     """
-    base = home or _home()
-    path = Path(name).expanduser()
-    if name and path.is_dir():
+    base = home or default_home()
+    name = os.fspath(name)
+    path = _existing(name, base)
+    if path is not None and path.is_dir():
         return _resolve_folder(path.absolute(), base, progress)
-    if path.is_file():
+    if path is not None:
         if path.suffix != ".gguf":
             raise InvalidRequest(f"{name}: a file must be a GGUF (.gguf)", "model_path")
         return _resolve_gguf(path.absolute(), base, progress)
@@ -103,9 +106,6 @@ def resolve(name: str, *, home: Path | None = None, progress: Report = silent) -
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
         return _resolve_hub(name, base)
     raise _not_found(name, base)
-
-
-_home = home  # `home` is also the name of an argument
 
 
 def pull(
@@ -121,7 +121,7 @@ def pull(
         NotFound: No alias is called so.
         BoughsError: The download failed, or is not the file that was published.
     """
-    base = home or _home()
+    base = home or default_home()
     alias = _alias(name)
     if alias is None:
         raise _not_found(name, base)
@@ -168,8 +168,17 @@ def weights(folder: Path, progress: Report = silent) -> Path:
 
 def pulled(home: Path | None = None) -> list[str]:
     """The aliases whose models are there."""
-    base = home or _home()
+    base = home or default_home()
     return [name for name, alias in ALIASES.items() if _is_whole(_alias_folder(alias, base))]
+
+
+def _existing(name: str, base: Path) -> Path | None:
+    """The folder or file that `name` is a path of."""
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - pathlib's raises for `~nobody`
+    try:
+        return path if name and path.exists() else None
+    except OSError as error:  # not to be read, too long
+        raise _not_found(name, base, str(error)) from error
 
 
 def _alias(name: str) -> Alias | None:
@@ -233,9 +242,11 @@ def _resolve_hub(name: str, base: Path) -> Path:
         HTTPError,  # what a lost connection raises
     )
 
+    # Some hold the same weights twice, once as their authors' own code names them.
+    unwanted = ["original/*", "consolidated*"]
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=unwanted))
     except (HTTPError, HFValidationError, OSError) as error:
         cause = str(error).strip().splitlines()
         reason = cause[0] if cause else type(error).__name__

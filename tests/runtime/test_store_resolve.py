@@ -46,18 +46,19 @@ def home(tmp_path, monkeypatch):
 def test_home(monkeypatch, tmp_path):
     monkeypatch.delenv("BOUGHS_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert store.home() == tmp_path / "boughs"
+    assert store.default_home() == tmp_path / "boughs"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert store.home() == tmp_path / "me" / ".cache" / "boughs"
+    assert store.default_home() == tmp_path / "me" / ".cache" / "boughs"
     monkeypatch.setenv("BOUGHS_HOME", "~/models")
-    assert store.home() == tmp_path / "me" / "models"
+    assert store.default_home() == tmp_path / "me" / "models"
 
 
 def test_a_folder_is_itself(home, tiny_model, monkeypatch):
     assert store.resolve(str(tiny_model)) == tiny_model
     monkeypatch.chdir(tiny_model.parent)
     assert store.resolve(tiny_model.name) == tiny_model
+    assert store.resolve(tiny_model) == tiny_model
     assert store.weights(tiny_model) == tiny_model
     assert not home.exists()
 
@@ -107,7 +108,20 @@ def test_another_file(home, tmp_path):
         store.resolve(str(broken))
 
 
-@pytest.mark.parametrize("name", ["smollm", "gpt-5", "", "./missing", "/no/such/folder", "x.gguf"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "smollm",
+        "gpt-5",
+        "",
+        "./missing",
+        "/no/such/folder",
+        "x.gguf",
+        "~nobody/x",
+        "a" * 5000,
+        "nul\0",
+    ],
+)
 def test_an_unknown_name_lists_what_there_is(home, name, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", None)  # is not asked
     with pytest.raises(NotFound) as caught:
@@ -122,7 +136,7 @@ def test_an_unknown_name_lists_what_there_is(home, name, monkeypatch):
 def test_a_hub_name(home, tiny_model, monkeypatch):
     asked = []
 
-    def snapshot(name, allow_patterns):
+    def snapshot(name, allow_patterns, ignore_patterns):
         asked.append((name, "*.safetensors" in allow_patterns))
         return str(tiny_model)
 
@@ -138,7 +152,7 @@ def test_a_hub_that_is_not_there(home, monkeypatch):
     assert issubclass(HfHubHTTPError, OSError)
     for cause in causes:
 
-        def snapshot(name, allow_patterns, cause=cause):
+        def snapshot(name, allow_patterns, ignore_patterns, cause=cause):
             raise cause
 
         monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
