@@ -9,12 +9,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from boughs import __version__
 from boughs.lang.errors import BoughsError
-from boughs.runtime.version import version
 
-from . import pull, serve
+from . import chat, pull, run, serve
 
-COMMANDS = (pull, serve)
+COMMANDS = (pull, serve, run, chat)
 
 _DESCRIPTION = """\
 Structured-generation programs, and a runtime that computes no prefix twice.
@@ -62,7 +62,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"boughs {version()}")
+    parser.add_argument("--version", action="version", version=f"boughs {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(subparsers)
@@ -70,7 +70,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if "--" in argv:
         at = argv.index("--")
         ours, theirs = argv[:at], argv[at + 1 :]
-    args = parser.parse_args(ours)
+    args, unknown = parser.parse_known_args(ours)
+    if unknown:
+        hint = "; a script's own go behind --" if "script_args" in args else ""
+        vars(args).get("parser", parser).error(f"unknown: {' '.join(unknown)}{hint}")
     if theirs is not None:
         if "script_args" not in args:
             parser.error("nothing may follow -- here")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -15,9 +15,6 @@ from msgspec import inspect
 from boughs.lang.errors import InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-DEFAULT_MODEL = "smollm2-135m"
-"""The model of the commands that can do without being told one."""
 
 
 def add_flags(
@@ -58,11 +55,15 @@ def read_flags(args: argparse.Namespace, config: type[T], **others: Any) -> T:
     Raises:
         InvalidRequest: A value out of range; names the field.
     """
+    return config(**{**given_flags(args, config), **others})
+
+
+def given_flags(args: argparse.Namespace, config: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields whose flags were given on the command line."""
     given = {name: vars(args)[name] for name in config.__struct_fields__ if name in args}
-    given = {
+    return {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
-    return config(**{**given, **others})
 
 
 def _keywords(field: inspect.Field) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def _keywords(field: inspect.Field) -> dict[str, Any]:
     return {"type": convert, "metavar": metavar, "help": text}
 
 
-def usage_error(parser: argparse.ArgumentParser, error: InvalidRequest) -> None:
+def usage_error(parser: argparse.ArgumentParser, error: InvalidRequest) -> NoReturn:
     """End as argparse does for a wrong command line: the usage, the message, status 2."""
     message = str(error)
     if error.param is not None:

@@ -10,10 +10,10 @@ import time
 
 from aiohttp import web
 
+from boughs import __version__
 from boughs.lang.backend import GenerateRequest, collect
 from boughs.lang.errors import BoughsError, NotFound, Unsupported
 from boughs.lang.sampling import SamplingParams
-from boughs.runtime.version import version
 
 from .errors import json_response
 from .served import Served
@@ -93,7 +93,9 @@ class Admin:
     async def server_info(self, _: web.Request) -> web.Response:
         """What the engine is and how it does."""
         info = await self._served.get_server_info()
-        return json_response({**info, "served_model_name": self._model_name, "version": version()})
+        return json_response(
+            {**info, "served_model_name": self._model_name, "version": __version__}
+        )
 
     async def flush_cache(self, _: web.Request) -> web.Response:
         """Forget every cached prefix; an error while requests run."""
