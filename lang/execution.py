@@ -40,6 +40,7 @@ class Execution:
         self._args = args
         self._kwargs = kwargs
         self._run = executor.run
+        self._run.add(executor)
         self.state = ProgramState(executor, outside=True)
         self._inner = ProgramState(executor)
         self.is_async = inspect.iscoroutinefunction(body)

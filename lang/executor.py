@@ -55,7 +55,6 @@ class Executor:
         self._rid: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._children: list[Self] = []
-        run.add(self)
 
     # ---- the program's side: any thread ----
 
@@ -76,6 +75,8 @@ class Executor:
             branch.open_scopes = set(self.open_scopes)
         self._children = [child for child in self._children if child.backlog.held] + branches
         self.submit(ir.Fork(tuple(branches)))
+        for branch in branches:
+            self.run.add(branch)
         return branches
 
     def want_text(self) -> None:
