@@ -229,6 +229,11 @@ class ProgramState:
         All text ends with the program (in the program's own body: with what was added so far).
         Any number may read, at any time. An error is raised where the text breaks off.
         """
+        if on_loop():
+            raise InvalidRequest(
+                "text_iter blocks; in an async program write `async for piece in "
+                "s.text_async_iter(…)`"
+            )
         if var_name is None:
             yield from self._all_text()
             return
@@ -237,8 +242,6 @@ class ProgramState:
         if stream is None:
             yield _as_text(var_name, self.get_var(var_name))
             return
-        if on_loop():
-            raise InvalidRequest("text_iter blocks; in an async program use text_async_iter")
         for chunks in stream.read():
             yield from _pieces(chunks)
 
