@@ -66,7 +66,7 @@ class Given(msgspec.Struct, frozen=True):
                 raise InvalidRequest(f"{where}{name}: {what}, got {value!r:.60}", name) from None
         if not given:
             return cls({}, logprobs)
-        names = {ALIASES.get(name, name) for name in given}
+        names = [ALIASES.get(name, name) for name in given]
         if "max_new_tokens" not in names:  # it may come from `run`, so nothing is compared to it
             given["max_new_tokens"] = None
         params = SamplingParams.from_mapping(given, where)
