@@ -239,7 +239,7 @@ class Scheduler:
                 break
             if self._follows(request, matched):
                 continue
-            if self._try_admit(request):
+            if self._try_admit(request, matched):
                 admitted.append(request)
                 step.add(request, min(self._budget - step.tokens, request.remaining))
             elif request.passes >= AGED_AFTER:
@@ -285,17 +285,19 @@ class Scheduler:
                 return True
         return False
 
-    def _try_admit(self, request: Request) -> bool:
+    def _try_admit(self, request: Request, matched: int) -> bool:
         """Match and lock the cached prefix and take pages for the rest, if there are enough."""
+        length = len(request.tokens)
+        pages = -(-length // self._page_size)
+        # Each running decode may want a page soon; alone, a request may take all there is.
+        reserve = len(self._running) + (length < request.limit and bool(self._running))
+        if self.cache.available() < pages - -(-matched // self._page_size) + reserve:
+            return False  # also before the match locks pages that could be evicted
         sequence = self.cache.admit(
             request.token_bytes(request.matchable), request.submit.namespace
         )
-        length = len(request.tokens)
-        needed = -(-length // self._page_size) - len(sequence.pages)
-        # Each running decode may want a page soon; alone, a request may take all there is.
-        reserve = len(self._running) + (length < request.limit and bool(self._running))
         try:
-            if self.cache.available() < needed + reserve:
+            if self.cache.available() < pages - len(sequence.pages) + reserve:
                 raise OutOfPages
             self.cache.grow(sequence, length)
         except OutOfPages:
