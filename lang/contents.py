@@ -84,6 +84,10 @@ class Contents:
             ),
         )
 
+    def prompt(self) -> list[seg.Segment]:
+        """What a request continues. Before anything is added, an empty text (and so a BOS)."""
+        return list(self.segments) or [seg.Text("")]
+
     def text(self, begin: int = 0) -> str:
         """All text from the piece `begin` on."""
         return "".join(self.shown[begin:])

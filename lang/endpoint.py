@@ -165,6 +165,8 @@ class _Http:
                 finally:
                     if not response.content.at_eof():
                         response.close()
+        except BoughsError:
+            raise
         except aiohttp.ConnectionTimeoutError:
             raise BackendError(f"cannot reach {self._base_url}: no answer") from None
         except TimeoutError:

@@ -189,7 +189,7 @@ class Executor:
         self._rid = uuid.uuid4().hex
         texts = list(node.choices)
         request = ScoreRequest(
-            prompt=list(self.contents.segments),
+            prompt=self.contents.prompt(),
             choices=texts,
             unconditional=node.method.requires_unconditional_logprobs,
             rid=self._rid,
@@ -273,7 +273,7 @@ class Executor:
         self._held_back = ""
         self._prefills = params.max_new_tokens == 0
         request = GenerateRequest(
-            prompt=list(self.contents.segments),
+            prompt=self.contents.prompt(),
             params=params,
             rid=self._rid,
             return_logprob=options.return_logprob,
