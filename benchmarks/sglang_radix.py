@@ -32,7 +32,7 @@ REAL = {
 
 
 def get_wheel() -> Path | None:
-    """SGLang's wheel, downloaded once without its dependencies, or None where it is not to be had."""
+    """SGLang's wheel, downloaded once without dependencies; None where it is not to be had."""
     home = Path(os.environ.get("BOUGHS_HOME") or Path.home() / ".cache" / "boughs") / "benchmarks"
     found = sorted(home.glob(f"sglang-{VERSION}-*.whl"))
     if not found:
@@ -70,7 +70,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name, path=None, target=None):  # noqa: ARG002 - the protocol's signature
+        """SGLang's file, or a stand-in for its other modules."""
         if name in REAL:
             file = self.folder / (name.replace(".", "/") + ".py")
             return importlib.util.spec_from_file_location(name, file)
@@ -79,10 +80,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec):
+        """A stand-in."""
         return _StandIn(spec.name)
 
     def exec_module(self, module):
-        pass
+        """Do nothing: a stand-in has no code."""
 
 
 class _Allocator:
@@ -94,6 +96,7 @@ class _Allocator:
         self.free = rows
 
     def free_segment(self, indices, *, start_pos: int) -> None:  # noqa: ARG002 - SGLang's signature
+        """Count what was evicted."""
         self.free += len(indices)
 
 

@@ -180,7 +180,7 @@ class PrefixCache:
             pages = sequence.pages[first : -(-length // self._size)]
             below = self.tree.append(node, tokens[at:], pages)
             if matched % self._size and below is not node:
-                self.copies.follow(pages[0], node, below)
+                self.copies.follow(pages[0], below)
             node = below
         for part in path(node):
             if part is sequence.node:
@@ -222,16 +222,12 @@ class PrefixCache:
         if node.end > border:
             holder = tail_holder(node)
             source = holder.pages[-1 if holder is node else 0]
-            if holder.locks:
-                self.tree.lock_node(holder)
-            else:  # of a long branch, only its first page
-                end = min(holder.end, border + self._size)
-                holder = self.tree.lock(Spot(None, holder, end, holder.version))
-            if self.available() >= max(1, -(-length // self._size) - len(table)):
-                table += self._eviction.take(1)
-                copy = self.copies.give(CopyOrder(source, table[-1], node.end - border), holder)
+            if holder is node and self.pool.refs(source) == 1:
+                table.append(source)  # nobody goes on in this page, so this one may
+                self.pool.share((source,))
+            elif copy := self._copy(source, holder, node.end - border, length, len(table)):
+                table.append(copy.order.destination)
             else:
-                self._eviction.unlock(holder)
                 above = ancestor(node, border)
                 above = self.tree.lock(Spot(None, above, border, above.version))
                 self._eviction.unlock(node)
@@ -239,6 +235,29 @@ class PrefixCache:
         sequence = Sequence(table, node.end, node, node.end, priority, copy)
         self.sequences.add(sequence)
         return sequence
+
+    def _copy(
+        self, source: int, holder: Node, rows: int, length: int, pages: int
+    ) -> PendingCopy | None:
+        """Order a copy of rows of a page, unless the page for it would be missed.
+
+        Args:
+            source: The page.
+            holder: Lists it.
+            rows: Rows to copy.
+            length: Tokens that the sequence is about to hold.
+            pages: Pages that it has.
+        """
+        if holder.locks:
+            self.tree.lock_node(holder)
+        else:  # of a long branch, only its first page
+            end = min(holder.end, (holder.start // self._size + 1) * self._size)
+            holder = self.tree.lock(Spot(None, holder, end, holder.version))
+        if self.available() < max(1, -(-length // self._size) - pages):
+            self._eviction.unlock(holder)
+            return None
+        (destination,) = self._eviction.take(1)
+        return self.copies.give(CopyOrder(source, destination, rows), holder)
 
     # ---- copies ----
 

@@ -86,13 +86,13 @@ class Copies:
             nodes.append(self._drop(copy))
         return nodes
 
-    def follow(self, page: int, old: Node, new: Node) -> None:
-        """`page` has moved in the tree from `old` to `new`; so do the handles of its copies."""
+    def follow(self, page: int, node: Node) -> None:
+        """`page` is now listed by `node`: the handles of the copies that read it move there."""
         for copy in self._pending.values():
-            if copy.order.source == page and copy.node is old:
-                self._tree.lock_node(new)
-                self._tree.unlock(old)
-                copy.node = new
+            if copy.order.source == page:
+                self._tree.lock_node(node)
+                self._tree.unlock(copy.node)
+                copy.node = node
 
     def _drop(self, copy: PendingCopy) -> Node:
         self._tree.pool.drop((copy.order.source, copy.order.destination))
