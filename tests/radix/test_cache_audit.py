@@ -371,3 +371,10 @@ def test_check_says_everything_that_is_wrong(cache):
     cache.tree.tokens += 1
     with pytest.raises(AssertionError, match=r"nodes is.*tokens is"):
         cache.check()
+
+
+def test_the_tree_can_be_checked_by_itself(cache):
+    cache.tree.check()
+    nodes_miscounted(cache)
+    with pytest.raises(AssertionError, match=r"tree\.nodes is"):
+        cache.tree.check()
