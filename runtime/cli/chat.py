@@ -6,6 +6,7 @@ This module knows lines of text and turns; what a turn costs comes from the prog
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +78,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code. Errors are raised as what they are."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal:
+        with contextlib.suppress(ImportError):  # a Python without it reads plain lines
+            import readline  # noqa: F401 -- gives `input` editing and history
     options = {
         "temperature": args.temperature,
         "top_p": args.top_p,
@@ -220,9 +224,9 @@ def _show(s: ProgramState, name: str, screen: Screen) -> Iterator[str]:
     try:
         for piece in s.text_iter(name):
             first = first if shown else time.monotonic()
-            screen.write(piece)
             shown += piece
             yield shown
+            screen.write(piece)
     except KeyboardInterrupt:
         screen.write(" …\n")
         raise _Anew from None
