@@ -120,7 +120,7 @@ class ChatTemplate:
             text = "".join(_text_of(segment) for segment in segments)
             if text == whole:
                 return _up_to_last_content(segments) if continue_final_message else segments
-        if any(special in content for special in self._tokenizer.special for content in contents):
+        if any(token in content for token in self._tokenizer.control for content in contents):
             raise Unsupported(
                 f"{self._tokenizer.name}: a message holds the text of a special token, and the "
                 "chat template rewrites it; take it out of the message",
@@ -144,7 +144,7 @@ class ChatTemplate:
         """The last message's marks in a conversation of these roles."""
         if roles not in self._marks:
             while len(self._marks) >= MAX_KNOWN:
-                del self._marks[next(iter(self._marks))]
+                self._marks.pop(next(iter(self._marks)), None)
             self._marks[roles] = self._find_marks(roles)
         return self._marks[roles]
 

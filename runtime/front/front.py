@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,13 +22,18 @@ from boughs.runtime.messages import Limits
 from .chat import ChatTemplate
 from .link import Link, process_link
 from .output import ChoiceOutput
-from .plan import Planner, ScorePlan
+from .plan import Planner, ScorePlan, text_size
 from .running import Running
 from .supervisor import Supervisor
 from .tokenizer import Tokenizer
 
+T = TypeVar("T")
+
 HEALTH_SECONDS = 20.0
 """A core that does not answer between two steps for so long is stuck."""
+
+LONG_TEXT = 1 << 15
+"""Characters that take about 20 ms to tokenize."""
 
 ABORTED = "the request was aborted"
 
@@ -97,7 +102,8 @@ class Front:
             EngineDied: The core died, and another did not help.
         """
         with self._registered(request.rid, request.params.n, request.params.timeout) as (rid, run):
-            asked = self._planner.plan(request, rid)
+            size = text_size(request.prompt)
+            asked = await _off_loop(size, self._planner.plan, request, rid)
             going: dict[int, ChoiceOutput] = {}
             for index in range(asked.params.n):
                 going[index] = ChoiceOutput(self.tokenizer, asked, index)
@@ -128,7 +134,8 @@ class Front:
             Overloaded, RequestAborted, EngineDied: As `generate`.
         """
         with self._registered(request.rid, len(request.choices)) as (_, run):
-            plan = self._planner.plan_scores(request)
+            size = text_size(request.prompt) * len(request.choices)
+            plan = await _off_loop(size, self._planner.plan_scores, request)
             scored = [ids[plan.border :] for ids in plan.sequences]
             wanted = [(ids, plan.border) for ids in plan.sequences]
             if request.unconditional:
@@ -243,6 +250,13 @@ class Front:
         except (TimeoutError, BoughsError):
             return False
         return True
+
+
+async def _off_loop(size: int, plan: Callable[..., T], *arguments: Any) -> T:
+    """What `plan` gives; with much text in a thread, so that others are not held up meanwhile."""
+    if size < LONG_TEXT:
+        return plan(*arguments)
+    return await asyncio.to_thread(plan, *arguments)
 
 
 def _scores(

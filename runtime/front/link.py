@@ -194,9 +194,10 @@ class ProcessLink:
         assert self._process.stdout is not None
         line = b""
         while chunk := await self._process.stdout.read(1 << 16):
-            text = chunk.decode("utf-8", "replace")
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            if sys.stderr is not None:
+                with contextlib.suppress(OSError, ValueError):  # it is closed: nobody looks
+                    sys.stderr.write(chunk.decode("utf-8", "replace"))
+                    sys.stderr.flush()
             *lines, line = (line + chunk).split(b"\n")
             self._tail.extend(part.decode("utf-8", "replace") for part in lines)
         if line:

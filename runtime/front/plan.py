@@ -15,7 +15,7 @@ import msgspec
 from boughs.lang.backend import GenerateRequest, Prompt, ScoreRequest
 from boughs.lang.errors import InvalidRequest, Unservable
 from boughs.lang.sampling import SamplingParams
-from boughs.lang.segments import Ids, Segment, Text
+from boughs.lang.segments import Content, Ids, Segment, Text
 from boughs.runtime.messages import Limits, Submit
 
 from .chat import ChatTemplate
@@ -94,7 +94,7 @@ class Planner:
             },
         )
 
-    def encode(self, segments: Sequence[Segment], rendered: Sequence[str]) -> list[int]:
+    def encode(self, segments: list[Segment], rendered: Sequence[str]) -> list[int]:
         """The prompt that segments stand for.
 
         Raises:
@@ -104,6 +104,7 @@ class Planner:
         for at, segment in enumerate(segments):
             if isinstance(segment, Ids):
                 self._require_known(segment.ids, f"segments[{at}].ids")
+        self._require_bounded(segments)
         ids = encode_segments(self._tokenizer, segments, rendered)
         if not ids:
             raise InvalidRequest("prompt: it is empty; give it at least one token", "prompt")
@@ -166,6 +167,20 @@ class Planner:
         )
 
     # ---- checks ----
+
+    def _require_bounded(self, segments: list[Segment]) -> None:
+        """Refuse what is far too long before it is tokenized.
+
+        A normalizer may shrink a text, though hardly to a quarter.
+        """
+        most = 4 * self._tokenizer.longest * self.limits.context_length
+        size = text_size(segments)
+        if size > most:
+            raise Unservable(
+                f"prompt: {size} characters are more than the context of "
+                f"{self.limits.context_length} tokens can ever hold",
+                "prompt",
+            )
 
     def _require_fit(self, ids: Sequence[int], what: str) -> None:
         bounds = (self.limits.context_length, "context"), (self.limits.pool_tokens, "KV cache")
@@ -247,6 +262,19 @@ def as_segments(prompt: Prompt) -> list[Segment]:
                 f"prompt[{at}]: expected token ids or segments alone, got {item!r:.40}", "prompt"
             )
     return list(prompt)  # type: ignore[arg-type]
+
+
+def text_size(prompt: Prompt) -> int:
+    """Characters of a prompt that are to be tokenized; none of what `as_segments` refuses."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if not isinstance(prompt, list):
+        return 0
+    return sum(
+        len(part.text if isinstance(part, Text) else part.content)
+        for part in prompt
+        if isinstance(part, Text | Content)
+    )
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -108,10 +109,13 @@ class Supervisor:
         self._link: Link | None = None
         self.ready = False
         self._submissions: dict[int, Submission] = {}
+        self._unconfirmed: set[int] = set()
+        """Ended in the core, which keeps their pages until it is told where the text ended."""
         self._calls: dict[int, tuple[Call, asyncio.Future[Any]]] = {}
         self._numbers = itertools.count(1)
         self._deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
         self._task: asyncio.Task[None] | None = None
+        self._owner = os.getpid()
         self.restarts = 0
         self.fault: str | None = None
 
@@ -152,13 +156,23 @@ class Supervisor:
 
     def finish(self, submission: Submission, length: int) -> None:
         """The output ends after `length` tokens, whatever the core made beyond."""
-        self._submissions.pop(submission.message.key, None)
-        self._send(FinishMessage(submission.message.key, length))
+        if self._forget(submission):
+            self._send(FinishMessage(submission.message.key, length))
 
     def abort(self, submission: Submission) -> None:
         """Nobody reads the submission any more. Without effect when it has ended."""
-        if self._submissions.pop(submission.message.key, None) is not None:
+        if self._forget(submission):
             self._send(Abort(submission.message.key))
+
+    def _forget(self, submission: Submission) -> bool:
+        """Whether the core still holds something of the submission; it is told what, next."""
+        key = submission.message.key
+        if self._submissions.pop(key, None) is not None:
+            return True
+        if key in self._unconfirmed:
+            self._unconfirmed.remove(key)
+            return True
+        return False
 
     async def call(self, method: str) -> Any:
         """The result of a method of the core (`flush`, `stats`, `check`).
@@ -216,6 +230,7 @@ class Supervisor:
             while True:
                 reason = await self._read(self._link)
                 self.ready = False
+                self._unconfirmed.clear()
                 await self._link.close()
                 await self._replace(reason)
                 self.ready = True
@@ -296,6 +311,11 @@ class Supervisor:
     def _require_hope(self) -> None:
         if self.fault is not None:
             raise EngineDied(f"the engine does not run: {self.fault}")
+        if os.getpid() != self._owner:
+            raise EngineDied(
+                f"the engine belongs to process {self._owner}, of which this one is a fork; start "
+                "one here, or share one by `boughs serve`"
+            )
 
     # ---- messages ----
 
@@ -324,6 +344,8 @@ class Supervisor:
             return  # it ended here first
         if output.error is not None or output.finish is not None:
             del self._submissions[output.key]
+            if output.error is None and submission.message.confirm:
+                self._unconfirmed.add(output.key)
         if output.error is not None:
             submission.deliver(as_error(*output.error))
         else:

@@ -35,9 +35,12 @@ class Tokenizer:
         hf: The tokenizer of transformers, which renders chat templates.
         name: What the model is called in errors.
         special: The text of each special token, to its id.
-        special_ids: Their ids.
+        special_ids: Their ids: what `skip_special_tokens` leaves out of a text.
+        control: The same with the tokens that the chat template writes: what text may spell, and
+            a user's content never does.
         prefix: The ids that the tokenizer puts before every text (BOS), mostly one or none.
         bytes_of: The bytes that each id adds to a text.
+        longest: Bytes of the longest token.
         dummy_space: Whether decoding drops the first space of a text, as SentencePiece does.
 
     Raises:
@@ -53,12 +56,16 @@ class Tokenizer:
         added = {item["id"]: item for item in plain["added_tokens"]}
         self.special = {item["content"]: id_ for id_, item in added.items() if item["special"]}
         self.special_ids = frozenset(self.special.values())
-        self._strips = {
-            item["content"]: (item["lstrip"], item["rstrip"]) for item in added.values()
-        }
-        self._pattern = _any_of(self.special)
+        template = _source(hf.chat_template)
+        self.control = dict(self.special)
+        for id_, item in added.items():
+            if item["content"].strip() and item["content"] in template:
+                self.control[item["content"]] = id_
+                item["special"] = True  # in `plain`, where no special token is parsed
+        self._strips = {id_: (item["lstrip"], item["rstrip"]) for id_, item in added.items()}
+        self._pattern = _any_of(self.control)
         # An unknown character's token is special, and comes from ordinary text.
-        self._never = self.special_ids - {hf.unk_token_id}
+        self._never = frozenset(self.control.values()) - {hf.unk_token_id}
         self.prefix = tuple(_prefix(rust))
         self._rust = _by_place(plain)
         steps = _steps(plain.get("decoder"))
@@ -67,6 +74,7 @@ class Tokenizer:
         self.bytes_of = [
             _token_bytes(kind, rust.id_to_token(id_), added.get(id_)) for id_ in range(_size(rust))
         ]
+        self.longest = max(map(len, self.bytes_of))
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -82,7 +90,7 @@ class Tokenizer:
             hf = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:
             raise NotFound(f"{folder}: the tokenizer cannot be loaded: {error}") from error
-        if not getattr(hf, "is_fast", False):
+        if not hf.is_fast:
             raise Unsupported(f"{folder}: {type(hf).__name__} has no fast (tokenizers) form")
         return cls(hf, Path(folder).name)
 
@@ -95,7 +103,9 @@ class Tokenizer:
         """
         if not stretch:
             return []
-        ids: list[int] = self._rust[place].encode(stretch, add_special_tokens=False).ids
+        # Of a batch it makes no offsets, and lets other threads run.
+        (encoding,) = self._rust[place].encode_batch_fast([stretch], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         if self._never.isdisjoint(ids):
             return ids
         return self._without_special(ids)
@@ -116,7 +126,7 @@ class Tokenizer:
         return out
 
     def split(self, text: str) -> list[str | int]:
-        """A text's stretches and, between them, the special tokens that it spells.
+        """A text's stretches and, between them, the control tokens that it spells.
 
         Stretches and ids alternate; the first and the last are stretches and may be empty. White
         space that a token takes with it (`lstrip`, `rstrip`) is in neither.
@@ -124,14 +134,14 @@ class Tokenizer:
         out: list[str | int] = []
         at = 0
         for match in self._pattern.finditer(text):
-            out += [text[at : match.start()], self.special[match[0]]]
+            out += [text[at : match.start()], self.control[match[0]]]
             at = match.end()
         out.append(text[at:])
         return out
 
     def strips(self, id_: int) -> tuple[bool, bool]:
         """Whether a special token takes the white space before and behind it."""
-        return self._strips[self.text_of(id_)]
+        return self._strips[id_]
 
     def text_of(self, id_: int) -> str:
         """The text of one token by itself; what is no UTF-8 becomes U+FFFD."""
@@ -140,6 +150,13 @@ class Tokenizer:
     def token_bytes(self, id_: int) -> bytes:
         """The bytes of a token; none for ids that pad the model's vocabulary."""
         return self.bytes_of[id_] if id_ < len(self.bytes_of) else b""
+
+
+def _source(template: str | dict[str, str] | None) -> str:
+    """The text of a chat template, or of all where a model has several."""
+    if isinstance(template, dict):
+        return "".join(template.values())
+    return template or ""
 
 
 def _any_of(texts: dict[str, int]) -> re.Pattern[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from boughs.lang.backend import Finish, GenerateRequest, ScoreRequest, collect
 from boughs.lang.errors import (
+    EngineDied,
     InvalidRequest,
     Overloaded,
     RequestAborted,
@@ -368,6 +369,55 @@ def test_closing_the_iterator_aborts_every_choice():
         assert {m.key for m in of_kind(core.log, Abort)} == {
             m.key for m in of_kind(core.log, Submit)
         }
+
+
+def test_a_choice_that_ended_unread_is_confirmed_too():
+    """The core keeps the pages of what it ended until it is told where the text ended."""
+    core = fake.FakeCore(burst=100)
+    with running_front(lambda: core) as front:
+
+        async def leave():
+            params = greedy(max_new_tokens=50, n=3, stop=("@@@",))
+            chunks = front.generate(GenerateRequest(prompt="Hello", params=params))
+            await anext(chunks)
+            await chunks.aclose()
+            await front.stats()
+
+        run(leave())
+        assert (len(of_kind(core.log, Abort)), len(of_kind(core.log, FinishMessage))) == (2, 1)
+        run(front.check())
+
+
+def test_a_stop_pattern_that_explodes_ends_its_request_alone():
+    core = fake.FakeCore(lambda *_: [68] * 400, burst=40)  # the letter "b"
+    with running_front(lambda: core) as front:
+        params = greedy(max_new_tokens=400, stop_regex=("(b|bb)+x",))
+        with pytest.raises(InvalidRequest, match="takes too long"):
+            chunks_of(front, GenerateRequest(prompt="Hello", params=params))
+        run(front.check())
+        assert run(front.stats())["in_flight"] == 0
+
+
+def test_a_long_prompt_is_tokenized_aside_and_a_hopeless_one_not_at_all():
+    with running_front(lambda: fake.FakeCore(context=60_000, pool=60_000)) as front:
+        (answer,) = answers_of(front, GenerateRequest(prompt="ab" * 20_000, params=greedy()))
+        assert answer.prompt_tokens > 10_000
+
+        async def hopeless():
+            front.tokenizer.encode = None
+            await collect(front.generate(GenerateRequest(prompt="ab" * 10_000_000)))
+
+        with pytest.raises(Unservable, match="20000000 characters"):
+            run(hopeless())
+
+
+def test_a_fork_of_the_process_has_no_engine(front, monkeypatch):
+    monkeypatch.setattr(front._core, "_owner", 1)
+    with pytest.raises(EngineDied, match="fork"):
+        run(front.stats())
+    with pytest.raises(EngineDied, match="fork"):
+        run(collect(front.generate(GenerateRequest(prompt="Hello"))))
+    monkeypatch.undo()
 
 
 def test_a_cancelled_reader_aborts_its_request():
