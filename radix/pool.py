@@ -7,12 +7,7 @@ padding has somewhere to write. This module knows no tokens, no tree and no requ
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-
-import numpy as np
-
-FEW = 32
-"""Up to so many pages a plain loop is faster than NumPy."""
+from collections.abc import Iterable
 
 
 class OutOfPages(Exception):
@@ -42,8 +37,7 @@ class PagePool:
             raise ValueError(f"a pool has at least 2 pages, one of them for padding: {num_pages}")
         self.num_pages = num_pages
         self._free = array("i", range(num_pages - 1, 0, -1))
-        self._refs = array("i", bytes(4 * num_pages))
-        self._counts = np.frombuffer(self._refs, np.intc)  # the same memory
+        self._refs = [0] * num_pages
 
     @property
     def free(self) -> int:
@@ -64,40 +58,29 @@ class PagePool:
             raise OutOfPages(f"{count} pages asked for, {len(self._free)} free")
         if count <= 0:
             return []
-        pages = self._free[-count:]
+        pages = self._free[-count:].tolist()
         del self._free[-count:]
         pages.reverse()
-        if count <= FEW:
-            refs = self._refs
-            for page in pages:
-                refs[page] = 1
-        else:
-            self._counts[_index(pages)] = 1
-        return pages.tolist()
+        refs = self._refs
+        for page in pages:
+            refs[page] = 1
+        return pages
 
-    def share(self, pages: Sequence[int]) -> None:
-        """Add one reference to each of these pages, which are all different and not free."""
-        if len(pages) <= FEW:
-            refs = self._refs
-            for page in pages:
-                refs[page] += 1
-        else:
-            self._counts[_index(pages)] += 1
+    def share(self, pages: Iterable[int]) -> None:
+        """Add one reference to each of these pages, which are not free."""
+        refs = self._refs
+        for page in pages:
+            refs[page] += 1
 
-    def drop(self, pages: Sequence[int]) -> int:
-        """Take one reference from each of these pages, all different; how many that freed."""
-        before = len(self._free)
-        if len(pages) <= FEW:
-            refs = self._refs
-            for page in pages:
-                refs[page] -= 1
-                if not refs[page]:
-                    self._free.append(page)
-        else:
-            index = _index(pages)
-            self._counts[index] -= 1
-            self._free.frombytes(index[self._counts[index] == 0].tobytes())
-        return len(self._free) - before
+    def drop(self, pages: Iterable[int]) -> int:
+        """Take one reference from each of these pages; how many that freed."""
+        refs, free = self._refs, self._free
+        before = len(free)
+        for page in pages:
+            refs[page] -= 1
+            if not refs[page]:
+                free.append(page)
+        return len(free) - before
 
     def faults(self, expected: dict[int, int]) -> list[str]:
         """What is wrong, if `expected` maps every page in use to the number of its holders."""
@@ -117,7 +100,3 @@ class PagePool:
             if page and not want and page not in free:
                 found.append(f"page {page} is lost: not free, and nobody holds it")
         return found
-
-
-def _index(pages: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.intc]]:
-    return np.frombuffer(pages if isinstance(pages, array) else array("i", pages), np.intc)

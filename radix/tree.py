@@ -183,21 +183,20 @@ class RadixTree:
             and (not mid or node.pages[-1] == pages[0])
         ):
             return self._extend(node, tokens, pages[1:] if mid else pages)
-        held = array("i", pages)
-        new = held
+        new = pages
         if mid:
             if not node.children:  # its last page is from now on listed below it
                 old = node.pages.pop()
                 self.cached -= 1
-                if old == held[0]:
-                    new = held[1:]
+                if old == pages[0]:
+                    new = pages[1:]
                     self.cached += 1
                 else:
                     self.pool.drop((old,))
             elif not node.busy:
                 self.reach += 1
         self.segments += 1
-        child = Node(tokens, node.end, held, node, self.segments)
+        child = Node(tokens, node.end, array("i", pages), node, self.segments)
         child.locks = 1
         node.children[tokens[:WIDTH]] = child
         node.busy += 1
