@@ -145,7 +145,8 @@ class Engine:
         Raises:
             InvalidRequest: A wrong argument; names it.
         """
-        request = ScoreRequest(prompt=prompt, choices=list(choices), unconditional=unconditional)
+        given = choices if isinstance(choices, str) else list(choices)
+        request = ScoreRequest(prompt=prompt, choices=given, unconditional=unconditional)  # type: ignore[arg-type]
         return loop.run(self.endpoint.score(request))
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:

@@ -66,6 +66,7 @@ class Planner:
             Unservable: The prompt can never fit.
         """
         params = request.params
+        params.check()
         self._check_texts(params)
         segments = as_segments(request.prompt)
         rendered = self._chat.render_roles(segments)
@@ -118,14 +119,21 @@ class Planner:
             InvalidRequest: There is no choice, or what `plan` refuses.
             Unservable: Prompt and choice can never fit.
         """
-        if not request.choices:
-            raise InvalidRequest("choices: there is none", "choices")
+        if not isinstance(request.choices, list) or not request.choices:
+            raise InvalidRequest(
+                f"choices: expected a list of at least one string, got {request.choices!r:.40}",
+                "choices",
+            )
         require_unicode(request.cache_salt or "", "cache_salt")
         segments = as_segments(request.prompt)
-        rendered = self._chat.render_roles([*segments, Text(request.choices[0])])
+        rendered = self._chat.render_roles([*segments, Text("")])
         prompt = self.encode(segments, rendered)
         sequences = []
         for at, choice in enumerate(request.choices):
+            if not isinstance(choice, str):
+                raise InvalidRequest(
+                    f"choices[{at}]: expected a string, got {choice!r:.40}", "choices"
+                )
             require_unicode(choice, f"choices[{at}]")
             ids = encode_segments(self._tokenizer, [*segments, Text(choice)], rendered)
             self._require_fit(ids, f"choices[{at}]: prompt and choice")
@@ -264,7 +272,7 @@ def as_segments(prompt: Prompt) -> list[Segment]:
     return list(prompt)  # type: ignore[arg-type]
 
 
-def text_size(prompt: Prompt) -> int:
+def text_size(prompt: object) -> int:
     """Characters of a prompt that are to be tokenized; none of what `as_segments` refuses."""
     if isinstance(prompt, str):
         return len(prompt)

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from boughs.lang.errors import BoughsError, EngineDied, RequestAborted, as_error
+from boughs.lang.errors import BoughsError, EngineDied, RequestAborted, RequestTimeout, as_error
 from boughs.runtime.messages import (
     Abort,
     Call,
@@ -40,6 +40,16 @@ MAX_RESTARTS, RESTART_WINDOW = 3, 60.0
 
 MAX_TRIES = 3
 """A submission is given up when so many cores have died under it: it may be what kills them."""
+
+CALL_SECONDS = 60.0
+"""How long a core may take to answer a call between two steps."""
+
+SILENCE_SECONDS = 120.0
+"""A core that has work and says nothing for so long is asked for an answer; one that then says
+nothing for as long again is stuck, and is replaced."""
+
+FAREWELL_SECONDS = 1.0
+"""How long a core that has told of its fault may take to end by itself."""
 
 START_SECONDS = 1800.0
 """How long a core may take to load its model (the first time it may convert it)."""
@@ -135,11 +145,6 @@ class Supervisor:
         """Submissions that have not ended."""
         return len(self._submissions)
 
-    @property
-    def waiting(self) -> int:
-        """Submissions that no core has answered yet."""
-        return sum(not submission.started for submission in self._submissions.values())
-
     def submit(self, message: Submit, deliver: Deliver) -> Submission:
         """Have a choice run. `message.key` is drawn here.
 
@@ -179,6 +184,7 @@ class Supervisor:
 
         Raises:
             BoughsError: What the core raised, or `EngineDied`.
+            RequestTimeout: It did not answer in time.
         """
         self._require_hope()
         call = Call(next(self._numbers), method)
@@ -186,7 +192,12 @@ class Supervisor:
         self._calls[call.id] = (call, future)
         self._send(call)
         try:
-            return await future
+            async with asyncio.timeout(CALL_SECONDS):
+                return await future
+        except TimeoutError:
+            raise RequestTimeout(
+                f"{method}: the engine core did not answer within {CALL_SECONDS:g} seconds"
+            ) from None
         finally:
             self._calls.pop(call.id, None)
 
@@ -244,15 +255,30 @@ class Supervisor:
 
     async def _read(self, link: Link) -> str:
         """Hand on what a core sends until it ends; why it did."""
+        try:
+            while True:
+                message = await self._next(link)
+                if isinstance(message, Failed):
+                    return await _farewell(link, message)
+                self._handle(message)
+        except CoreGone as gone:
+            return str(gone)
+
+    async def _next(self, link: Link) -> FromCore:
+        """A core's next message. A core that is stuck counts as gone."""
+        asked = False
         while True:
             try:
-                message = await link.receive()
-            except CoreGone as gone:
-                return str(gone)
-            if isinstance(message, Failed):
-                kind, text = message.error
-                return f"{kind}: {text}"
-            self._handle(message)
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    return await link.receive()
+            except TimeoutError:
+                if asked:
+                    raise CoreGone(
+                        f"it has been silent for {2 * SILENCE_SECONDS:g} seconds"
+                    ) from None
+                if self._submissions or self._calls:
+                    asked = True
+                    link.send(Call(next(self._numbers), "stats"))
 
     async def _replace(self, reason: str) -> None:
         """Start a core in place of one that died.
@@ -350,3 +376,16 @@ class Supervisor:
             submission.deliver(as_error(*output.error))
         else:
             submission.take(output)
+
+
+async def _farewell(link: Link, message: Failed) -> str:
+    """What a core says of its fault, and how it then ends."""
+    kind, text = message.error
+    try:
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            while True:
+                await link.receive()
+    except CoreGone as gone:
+        return f"{kind}: {text}; {gone}"
+    except TimeoutError:
+        return f"{kind}: {text}"

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from boughs.lang import loop
 from boughs.lang.backend import GenerateRequest, ScoreRequest, collect
-from boughs.lang.errors import EngineDied, InvalidRequest, RequestAborted, Unservable
+from boughs.lang.errors import (
+    EngineDied,
+    InvalidRequest,
+    RequestAborted,
+    RequestTimeout,
+    Unservable,
+)
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.front import supervisor
@@ -289,6 +295,65 @@ def test_a_start_that_takes_for_ever_is_given_up(monkeypatch):
     monkeypatch.setattr(supervisor, "START_SECONDS", 0.05)
     with pytest.raises(EngineDied, match="not ready"), running_front(Silent):
         pass
+
+
+def test_a_core_that_is_stuck_is_replaced_and_one_that_is_slow_is_not(monkeypatch):
+    monkeypatch.setattr(supervisor, "SILENCE_SECONDS", 0.1)
+    wait = threading.Event()
+    cores = Cores({"pause": lambda: wait.wait(20)})
+    try:
+        with running_front(cores) as front:
+            (answer,) = answers_of(front, GenerateRequest(prompt=[70]))
+            assert answer.completion_tokens == 128
+            assert run(front.stats())["restarts"] == 1
+    finally:
+        wait.set()
+
+    class Slow(fake.FakeCore):
+        """Answers calls, and makes no token for long."""
+
+        def run(self, receive, send):
+            asked = 0
+
+            def count(timeout):
+                nonlocal asked
+                messages = receive(0.01 if asked < 3 else timeout)
+                asked += sum(isinstance(m, fake.Call) for m in messages)
+                return messages
+
+            self.step_, self.step = (
+                self.step,
+                lambda run: (
+                    fake.Output(key=run.submit.key, cached_tokens=0)
+                    if asked < 3
+                    else self.step_(run)
+                ),
+            )
+            super().run(count, lambda m: None if quiet(m) else send(m))
+
+    def quiet(message):
+        return isinstance(message, fake.Outputs) and not any(o.ids for o in message.outputs)
+
+    with running_front(Slow) as front:
+        (answer,) = answers_of(front, GenerateRequest(prompt=[70]))
+        assert answer.completion_tokens == 128
+        assert run(front.stats())["restarts"] == 0
+
+
+def test_an_idle_core_is_left_alone(monkeypatch):
+    monkeypatch.setattr(supervisor, "SILENCE_SECONDS", 0.02)
+    cores = Cores({"mute": True})
+    with running_front(cores):
+        run(asyncio.sleep(0.2))
+        assert not cores.made[0].log
+    assert len(cores.made) == 1
+
+
+def test_a_call_that_is_not_answered_ends(monkeypatch):
+    monkeypatch.setattr(supervisor, "CALL_SECONDS", 0.05)
+    with running_front(lambda: fake.FakeCore(mute=True)) as front:
+        with pytest.raises(RequestTimeout, match="stats"):
+            run(front.stats())
 
 
 def test_a_core_that_speaks_of_a_fault_and_stays_is_replaced():

@@ -260,6 +260,7 @@ def test_without_logprobs_there_are_none(front):
         ({"params": greedy(stop_regex=("\udc00",))}, "stop_regex", "surrogate"),
         ({"params": greedy(regex="\ud800")}, "regex", "surrogate"),
         ({"params": greedy(cache_salt="\ud800")}, "cache_salt", "surrogate"),
+        ({"params": SamplingParams(temperature=-1)}, "temperature", "temperature"),
         ({"params": greedy(stop_regex=("(",))}, "stop_regex", r"\("),
         ({"params": greedy(stop_token_ids=(1, 999))}, "stop_token_ids", "999"),
         ({"params": greedy(logit_bias={-3: 1.0})}, "logit_bias", "-3"),
@@ -648,7 +649,13 @@ def test_a_choice_after_tokens_is_bare(front):
 
 
 @pytest.mark.parametrize(
-    ("choices", "message"), [([], "choices: there is none"), (["a", "\ud800"], r"choices\[1\]")]
+    ("choices", "message"),
+    [
+        ([], "choices: expected a list of at least one"),
+        ("abc", "choices: expected a list"),
+        (["a", 5], r"choices\[1\]: expected a string"),
+        (["a", "\ud800"], r"choices\[1\].*surrogate"),
+    ],
 )
 def test_wrong_choices_are_refused_by_place(front, choices, message):
     with pytest.raises(InvalidRequest, match=message):
