@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, overload
 
 from boughs.lang import loop
+from boughs.lang.arguments import Arguments
 from boughs.lang.backend import Backend, Host
 from boughs.lang.batch import OnResult, run_batch
 from boughs.lang.current import inside_program, resolve
@@ -47,15 +48,11 @@ class Program:
         bound: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not callable(func):
-            raise InvalidRequest(f"function: expected a function, got {func!r:.60}", "func")
+        self._arguments = Arguments(func)
         self.func = func
         self._bound = dict(bound or {})
         self._options = dict(options or {})
         self._stream = self._options.pop("stream", False)
-        self._signature = _own_signature(func)
-        kinds = {parameter.kind for parameter in self._signature.parameters.values()}
-        self._takes_any = inspect.Parameter.VAR_KEYWORD in kinds
         functools.update_wrapper(self, func)
 
     def __get__(self, instance: object, owner: type | None = None) -> Program:
@@ -153,7 +150,7 @@ class Program:
 
     def bind(self, **kwargs: Any) -> Program:
         """The program with some of its own arguments given. Those of `run` go before these."""
-        unknown = [name for name in kwargs if not self._owns(name) and not self._takes_any]
+        unknown = [name for name in kwargs if not self._arguments.takes(name)]
         if unknown:
             raise TypeError(f"{self._name}() has no parameter {unknown[0]!r} to bind")
         return Program(self.func, {**self._bound, **kwargs}, self._given())
@@ -175,12 +172,7 @@ class Program:
             InvalidRequest: The program adds statements or reads variables without an end: a loop
                 waits for a value that only a model would give.
         """
-        own = {**self._bound, **kwargs}
-        given = self._signature.bind_partial(*args, **own)
-        for name, parameter in self._signature.parameters.items():
-            needed = parameter.default is inspect.Parameter.empty
-            if needed and name not in given.arguments and parameter.kind in _SINGLE:
-                given.arguments[name] = "{" + name + "}"
+        given = self._arguments.bind_placeholders(self._bound, args, kwargs)
         return trace(self._name, self.func, given.args, given.kwargs)
 
     # ---- composition ----
@@ -217,26 +209,16 @@ class Program:
 
     @property
     def _name(self) -> str:
-        return str(getattr(self.func, "__name__", type(self.func).__name__))
-
-    def _owns(self, name: str) -> bool:
-        parameter = self._signature.parameters.get(name)
-        return parameter is not None and parameter.kind in _BY_KEYWORD
+        return self._arguments.name
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The program's own arguments; those given go before those bound."""
-        positional = list(self._signature.parameters)[: len(args)]
-        bound = {name: value for name, value in self._bound.items() if name not in positional}
-        try:
-            return self._signature.bind(*args, **{**bound, **kwargs})
-        except TypeError as error:
-            raise TypeError(f"{self._name}(): {error}") from None
+        return self._arguments.bind(self._bound, args, kwargs)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Execution, bool]:
         own: dict[str, Any] = {}
         options: dict[str, Any] = {}
         for name, value in kwargs.items():
-            target = options if name in _OPTIONS and not self._owns(name) else own
+            target = options if name in _OPTIONS and not self._arguments.owns(name) else own
             target[name] = value
         arguments = self._bind(args, own)
         stream = options.pop("stream", self._stream)
@@ -315,30 +297,6 @@ def function(
     The function may be a plain one, a method, a closure, or `async def`.
     """
     return Program if func is None else Program(func)
-
-
-_SINGLE = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
-_BY_KEYWORD = _SINGLE[1:]
-
-
-def _own_signature(func: Callable[..., Any]) -> inspect.Signature:
-    """The signature without the state."""
-    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise InvalidRequest(
-            f"{func.__name__}: a program's body cannot yield; it would never run", "func"
-        )
-    signature = inspect.signature(func)
-    parameters = list(signature.parameters.values())
-    positional = parameters and parameters[0].kind in _SINGLE[:2]
-    if not positional:
-        raise InvalidRequest(
-            f"{getattr(func, '__name__', func)}: a program's first parameter is its state", "func"
-        )
-    return signature.replace(parameters=parameters[1:])
 
 
 def _items(batch: object) -> list[Any]:

@@ -304,26 +304,30 @@ class ProgramState:
 
     def _ticket(self, name: str) -> int:
         """The statement that makes a variable; the last one if none does."""
-        self._check_readable(name)
         while True:
-            seen = self._backlog.submitted
-            ticket = self._backlog.ticket(name)
-            if ticket is not None or not self._awaits_more():
-                return seen if ticket is None else ticket
-            self._backlog.announced(seen + 1)
+            ticket, count = self._look_for(name)
+            if ticket is not None:
+                return ticket
+            self._backlog.announced(count)
 
     async def _ticket_async(self, name: str) -> int:
-        self._check_readable(name)
         while True:
-            seen = self._backlog.submitted
-            ticket = self._backlog.ticket(name)
-            if ticket is not None or not self._awaits_more():
-                return seen if ticket is None else ticket
-            await self._backlog.announced_async(seen + 1)
+            ticket, count = self._look_for(name)
+            if ticket is not None:
+                return ticket
+            await self._backlog.announced_async(count)
 
-    def _awaits_more(self) -> bool:
-        """Whether the body has yet to add what the caller may wait for."""
-        return self._outside and not self._backlog.ended and self._backlog.failure is None
+    def _look_for(self, name: str) -> tuple[int | None, int]:
+        """The ticket for a variable, or how many statements to wait for before it can be there."""
+        self._check_readable(name)
+        ended = self._backlog.ended or self._backlog.failure is not None or not self._outside
+        submitted = self._backlog.submitted
+        ticket = self._backlog.ticket(name)
+        if ticket is None and name in self._executor.contents.variables:
+            ticket = 0  # joined, or there when the branch began
+        if ticket is None and ended:
+            ticket = submitted
+        return ticket, submitted + 1
 
     # ---- checks ----
 

@@ -1,0 +1,84 @@
+"""A server of one's own: it starts, serves, tells why it cannot, and never stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import boughs
+from boughs.lang.errors import BackendError, InvalidRequest, RequestTimeout
+
+pytestmark = pytest.mark.timeout(170)
+
+SCRIPT = """
+import sys, time
+import boughs
+
+@boughs.function
+def program(s):
+    s += boughs.user("hi") + boughs.assistant(boughs.gen("x", max_tokens=3))
+
+runtime = boughs.Runtime(sys.argv[1], kv_memory="16M", attention_backend="reference")
+state = program.run(backend=runtime)
+assert state.usage.completion_tokens == 3, state.usage
+assert "hi" in state.text()
+print(runtime.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+        return stat.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def gone(pid, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not alive(pid):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_server_serves_and_ends_with_a_parent_that_was_killed(tiny_model):
+    command = [sys.executable, "-P", "-c", SCRIPT, str(tiny_model)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        line = parent.stdout.readline()
+        parent.send_signal(signal.SIGKILL)
+    assert gone(int(line), 30)
+
+
+def test_a_server_that_cannot_start_says_why():
+    with pytest.raises(BackendError, match=r"(?s)could not start.*no model is called 'nonesuch'"):
+        boughs.Runtime("nonesuch")
+    with pytest.raises(BackendError, match="page-size"):
+        boughs.Runtime("nonesuch", page_size="many")
+    with pytest.raises(InvalidRequest, match="model_path"):
+        boughs.Runtime(5)
+
+
+def test_a_server_that_is_not_ready_in_time_is_ended(monkeypatch):
+    from boughs.lang import launch
+
+    command = [sys.executable, "-c", "import time; print('x', flush=True); time.sleep(60)"]
+    monkeypatch.setattr(launch, "_command", lambda *_: command)
+    pids = []
+    popen = subprocess.Popen
+
+    def spawn(*args, **kwargs):
+        process = popen(*args, **kwargs)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(launch.subprocess, "Popen", spawn)
+    with pytest.raises(RequestTimeout, match=r"not ready within 0\.5 s"):
+        boughs.Runtime("any", launch_timeout=0.5)
+    assert gone(pids[0], 5)
