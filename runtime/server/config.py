@@ -29,7 +29,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: Annotated[
         str | None, Meta(description="what OpenAI clients call the model; default as given")
     ] = None
-    max_body_size: Annotated[str, Meta(description="largest request body, as 512K or 64M")] = "64M"
+    max_body_size: Annotated[str, Meta(description="largest request body, as 512K or 64M")] = "16M"
     cors_origins: Annotated[
         tuple[str, ...],
         Meta(description="origin whose web pages may call the server, or * for all; repeatable"),

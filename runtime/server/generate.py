@@ -73,6 +73,9 @@ LACKED = frozenset(
 """Keys that would change the answer and are not implemented. Those that only label, log or route a
 request (`session_id`, `log_metrics`, `routing_key`) count as unknown."""
 
+MOST_PROMPTS = 100_000
+"""Prompts in one call."""
+
 PROMPTS = ("text", "input_ids", "segments")
 
 _PARAMS_ABOVE = {"priority": "priority", "extra_key": "cache_salt", "cache_salt": "cache_salt"}
@@ -169,6 +172,7 @@ def read_prompts(body: Mapping[str, Any]) -> tuple[str, list[Prompt], bool]:
         raise InvalidRequest(f"{name}: expected {kinds}, got {value!r:.40}", name)
     if not value:
         raise InvalidRequest(f"{name}: the list is empty", name)
+    check_length(value, name)
     if name == "text":
         return name, list(converted(value, list[str], name)), True
     nested = isinstance(value[0], list)
@@ -179,6 +183,14 @@ def read_prompts(body: Mapping[str, Any]) -> tuple[str, list[Prompt], bool]:
     if nested:
         return name, [from_json(item, f"{name}[{at}]") for at, item in enumerate(value)], True
     return name, [from_json(value, name)], False
+
+
+def check_length(prompts: list[Any], name: str) -> None:
+    """Refuse a list of prompts that would fill the memory. A list of ids is none."""
+    if len(prompts) > MOST_PROMPTS and not isinstance(prompts[0], int):
+        raise InvalidRequest(
+            f"{name}: {len(prompts)} prompts in one call; at most {MOST_PROMPTS}", name
+        )
 
 
 def _read_params(body: Mapping[str, Any], count: int, *, is_list: bool) -> list[SamplingParams]:

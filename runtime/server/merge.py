@@ -7,7 +7,7 @@ than its answers. This module knows no HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, cast
 
@@ -20,7 +20,7 @@ from .errors import located
 from .served import Served
 
 MOST_AT_ONCE = 1024
-"""Requests of one call that are given to the engine at once; the others wait here."""
+"""Choices of one call that are given to the engine at once; the others wait here."""
 
 
 class Piece(NamedTuple):
@@ -49,10 +49,10 @@ async def merged(
         BoughsError: The first failure, with the place of its request; the others are aborted.
     """
     inbox = _Inbox(len(requests))
-    gate = asyncio.Semaphore(MOST_AT_ONCE)
+    queue = enumerate(requests)
+    most = max(1, MOST_AT_ONCE // max(request.params.n for request in requests))
     tasks = [
-        asyncio.create_task(_run(served, at, request, gate, inbox))
-        for at, request in enumerate(requests)
+        asyncio.create_task(_work(served, queue, inbox)) for _ in range(min(most, len(requests)))
     ]
     try:
         while True:
@@ -138,19 +138,22 @@ class _Inbox:
         return [Piece(item, chunk) for (item, _), chunk in pending.items()]
 
 
-async def _run(
-    served: Served, item: int, request: GenerateRequest, gate: asyncio.Semaphore, inbox: _Inbox
+async def _work(
+    served: Served, queue: Iterator[tuple[int, GenerateRequest]], inbox: _Inbox
 ) -> None:
-    try:
+    """Run one request after the other, as long as there are any."""
+    for item, request in queue:
         # The protocol's iterators can be closed: that is how a request is aborted.
         chunks = cast("AsyncGenerator[Chunk, None]", served.generate(request))
-        async with gate, aclosing(chunks):
-            async for chunk in chunks:
-                inbox.put(item, chunk)
-    except Exception as error:  # noqa: BLE001 -- the reader raises it
-        inbox.fail(item, error)
-    finally:
-        inbox.end()
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    inbox.put(item, chunk)
+        except Exception as error:  # noqa: BLE001 -- the reader raises it
+            inbox.fail(item, error)
+            return
+        finally:
+            inbox.end()
 
 
 def _joined(first: Chunk, second: Chunk) -> Chunk:

@@ -16,6 +16,7 @@ from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.sampling import ALIASES, NOT_YET, SamplingParams
 
 from .body import converted
+from .generate import check_length
 from .served import Chat
 
 COMPLETION_TOKENS = 16
@@ -236,6 +237,7 @@ def _prompts(value: Any) -> tuple[Sequence[Prompt], bool]:
             f"prompt: expected a string, token ids, or a list of either, got {value!r:.40}",
             "prompt",
         )
+    check_length(value, "prompt")
     if isinstance(value[0], str):
         return converted(value, list[str], "prompt"), True
     if isinstance(value[0], list):

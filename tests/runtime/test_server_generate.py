@@ -224,6 +224,28 @@ def test_errors_of_the_engine(site):
     assert "secret" not in error["message"]
 
 
+def test_long_lists_do_not_flood_the_engine(site, monkeypatch):
+    """However many prompts and choices: only so many choices are with the engine at once."""
+    most = 0
+
+    async def counted(*args, whole=site.engine._chunks):
+        nonlocal most
+        most = max(most, len(site.engine.running))
+        async for chunk in whole(*args):
+            yield chunk
+
+    monkeypatch.setattr(site.engine, "_chunks", counted)
+    params = {"max_new_tokens": 1, "n": 100}
+    answers = site.post("/generate", {"text": ["a"] * 30, "sampling_params": params})
+    assert len(answers) == 3000
+    assert most == 10
+    status, error = site.fail("/generate", {"text": [""] * 100_001})
+    assert status == 400
+    assert "at most 100000" in error["message"]
+    assert site.fail("/v1/completions", {"prompt": [""] * 100_001})[0] == 400
+    assert len(site.post("/generate", {"input_ids": [97] * 100_001})["text"]) == 128
+
+
 def test_one_failure_fails_the_list(site):
     site.on_loop(site.engine.hold)
     try:
