@@ -10,7 +10,8 @@ import asyncio
 from boughs.lang.errors import BoughsError, RequestTimeout
 from boughs.runtime.messages import Output, Submit
 
-from .supervisor import Submission, Supervisor
+from .submission import Submission
+from .supervisor import Supervisor
 
 
 class Running:

@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from boughs.lang.errors import BoughsError, EngineDied, RequestAborted, RequestTimeout, as_error
 from boughs.runtime.messages import (
     Abort,
@@ -34,6 +32,7 @@ from boughs.runtime.messages import (
 from boughs.runtime.messages import Finish as FinishMessage
 
 from .link import CoreGone, Link
+from .submission import Deliver, Submission
 
 MAX_RESTARTS, RESTART_WINDOW = 3, 60.0
 """So many restarts within so many seconds; at the next death the engine is given up."""
@@ -55,51 +54,6 @@ START_SECONDS = 1800.0
 """How long a core may take to load its model (the first time it may convert it)."""
 
 log = logging.getLogger("boughs")
-
-Deliver = Callable[[Output | BoughsError], None]
-
-
-class Submission:
-    """One choice of a request in the core.
-
-    Args:
-        message: As submitted at first.
-        deliver: Gets every output, or the error that ends the submission.
-
-    Attributes:
-        tokens: Produced so far, in this life of the core and before.
-        cached_tokens: The first figure that a core gave.
-        started: Whether a core has answered.
-        tries: How many cores have been given it.
-    """
-
-    def __init__(self, message: Submit, deliver: Deliver) -> None:
-        self.message = message
-        self.deliver = deliver
-        self.tokens: list[int] = []
-        self.cached_tokens = 0
-        self.started = False
-        self.has_prompt_logprobs = False
-        self.tries = 0
-
-    def take(self, output: Output) -> None:
-        """Note what a core produced, and hand it on."""
-        if not self.started:
-            self.started = True
-            self.cached_tokens = output.cached_tokens
-        self.tokens += output.ids
-        self.has_prompt_logprobs |= output.prompt_logprobs is not None
-        self.deliver(output)
-
-    def next_message(self) -> Submit:
-        """The message that goes on where the last core stopped, if one did."""
-        self.tries += 1
-        if self.tries == 1:
-            return self.message
-        wanted = None if self.has_prompt_logprobs else self.message.prompt_logprobs_from
-        return msgspec.structs.replace(
-            self.message, output_ids=list(self.tokens), prompt_logprobs_from=wanted
-        )
 
 
 class Supervisor:

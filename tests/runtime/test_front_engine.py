@@ -300,7 +300,7 @@ import asyncio, os, sys, threading
 from boughs.runtime.engine import Engine
 
 engine = Engine(sys.argv[1], kv_memory="16M", threads=1)
-print("core", engine.endpoint._core._link.pid, flush=True)
+print(engine.endpoint._core._link.pid, flush=True)
 a = engine.generate("Once upon a time", {"max_new_tokens": 8, "temperature": 0})
 assert len(a["output_ids"]) == 8 and a["meta_info"]["cached_tokens"] == 0
 
@@ -310,9 +310,20 @@ async def main():
     assert b["meta_info"]["cached_tokens"] == b["meta_info"]["prompt_tokens"] - 1, b
 
 asyncio.run(main())
-if sys.argv[2] == "raise":
-    raise SystemExit(7)
-os.kill(os.getpid(), 9)
+if sys.argv[2] == "kill":
+    os.kill(os.getpid(), 9)
+
+params = {"max_new_tokens": 40, "n": 2, "seed": 3, "ignore_eos": True, "stop": "never said"}
+want = [b["output_ids"] for b in engine.generate("Once upon a time", params)]
+got = {}
+for b in engine.generate("Once upon a time", params, stream=True):
+    if not got:
+        os.kill(engine.endpoint._core._link.pid, 9)
+    got[b["index"]] = b["output_ids"]
+assert [got[0], got[1]] == want
+assert engine.stats()["restarts"] == 1
+print(engine.endpoint._core._link.pid, flush=True)
+raise SystemExit(7)
 """
 
 
@@ -324,7 +335,7 @@ def model(tmp_path_factory):
 
 @pytest.mark.parametrize(("how", "code"), [("raise", 7), ("kill", -9)])
 def test_a_plain_script_needs_no_guard_and_leaves_no_process(tmp_path, model, how, code):
-    """No `if __name__ == "__main__"`, no `shutdown`; it ends by itself or is killed."""
+    """No `if __name__ == "__main__"`, no `shutdown`; it is killed, or its core is and it ends."""
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     made = subprocess.run(
@@ -337,9 +348,7 @@ def test_a_plain_script_needs_no_guard_and_leaves_no_process(tmp_path, model, ho
         check=False,
     )
     assert made.returncode == code, made.stderr
-    pid = int(made.stdout.split()[1])
-    try:
-        psutil.Process(pid).wait(20)
-    except psutil.NoSuchProcess:
-        return
-    assert not psutil.pid_exists(pid)
+    pids = [int(word) for word in made.stdout.split()]
+    assert len(pids) == (1 if how == "kill" else 2)
+    _, alive = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], 20)
+    assert not alive

@@ -9,20 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from boughs.lang import loop
 from boughs.lang.backend import GenerateRequest, ScoreRequest, collect
 from boughs.lang.errors import (
     EngineDied,
-    InvalidRequest,
     RequestAborted,
     RequestTimeout,
-    Unservable,
 )
 from boughs.lang.sampling import SamplingParams
-from boughs.runtime.config import EngineConfig
+from boughs.runtime.front import link as links
 from boughs.runtime.front import supervisor
-from boughs.runtime.front.front import Front
-from boughs.runtime.front.link import ThreadLink
 from boughs.runtime.messages import Submit
 
 
@@ -258,47 +253,9 @@ def test_closing_while_a_core_is_replaced_ends_both():
         assert isinstance(error, RequestAborted)
 
 
-# ---- start ----
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [(("InvalidRequest", "model_path: bad"), InvalidRequest), (("Unservable", "no"), Unservable)],
-)
-def test_what_a_core_reports_at_its_start_is_raised(fault, kind):
-    with pytest.raises(kind, match=fault[1]), running_front(lambda: fake.FakeCore(fail=fault)):
-        pass
-
-
-def test_a_core_that_dies_at_its_start_says_how():
-    class Broken(fake.FakeCore):
-        def run(self, receive, send):
-            raise MemoryError("no room")
-
-    with pytest.raises(EngineDied, match="MemoryError: no room"), running_front(Broken):
-        pass
-
-
-def test_a_model_without_a_tokenizer_ends_the_core_that_was_started(tmp_path):
-    core = fake.FakeCore()
-    front = Front(EngineConfig(model_path=str(tmp_path)), lambda _: ThreadLink(core.run))
-    with pytest.raises(Exception, match="tokenizer cannot be loaded"):
-        loop.run(front.start())
-    assert not core.log or isinstance(core.log[-1], fake.Shutdown)
-
-
-def test_a_start_that_takes_for_ever_is_given_up(monkeypatch):
-    class Silent(fake.FakeCore):
-        def run(self, receive, send):
-            receive(None)
-
-    monkeypatch.setattr(supervisor, "START_SECONDS", 0.05)
-    with pytest.raises(EngineDied, match="not ready"), running_front(Silent):
-        pass
-
-
 def test_a_core_that_is_stuck_is_replaced_and_one_that_is_slow_is_not(monkeypatch):
     monkeypatch.setattr(supervisor, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(links, "SHUTDOWN_SECONDS", 0.1)
     wait = threading.Event()
     cores = Cores({"pause": lambda: wait.wait(20)})
     try:

@@ -26,93 +26,16 @@ def load(name):
 
 kinds = load("text_tokenizers")
 
-SMOLLM = (
-    "{% for message in messages %}"
-    "{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|user|>system\nYou are a helpful AI assistant named SmolLM<|end|>\n' }}{% endif %}"
-    "{{ '<|user|>' + message['role'] + '\n' + message['content'] + '<|end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|user|>assistant\n' }}{% endif %}"
-)
-"""ChatML with a default system prompt, as SmolLM2's (with the test tokenizer's special tokens)."""
-
-LLAMA3 = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|user|>' + message['role'] + '<|end|>\n\n' + (message['content'] | trim) + '</s>' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|user|>assistant<|end|>\n\n' }}{% endif %}"
-)
-"""Trims contents, begins with BOS."""
-
-GEMMA = (
-    "{{ bos_token }}"
-    "{% if messages[0]['role'] == 'system' %}"
-    "{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for message in messages %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
-    "{% endif %}"
-    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
-    "{{ '<|user|>' + role + '\n' + message['content'] | trim + '<|end|>\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|user|>model\n' }}{% endif %}"
-)
-"""No system role, the assistant is called otherwise, roles alternate."""
-
-MISTRAL = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
-    "{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }}"
-    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}"
-    "{% endfor %}"
-)
-"""No generation prompt; a space before the assistant's words."""
-
-LLAMA2 = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
-    "{% set system = '<<SYS>>\n' + messages[0]['content'] + '\n<</SYS>>\n\n' %}"
-    "{% set turns = messages[1:] %}"
-    "{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}"
-    "{% for message in turns %}{% if message['role'] == 'user' %}"
-    "{{ '[INST] ' + (system if loop.first else '') + message['content'] + ' [/INST]' }}"
-    "{% else %}{{ ' ' + message['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
-)
-"""Writes the system's words into the user's first message."""
-
-THINKING = (
-    "{% for message in messages %}"
-    "{{ '<|user|>' + message['role'] + '\n' }}"
-    "{% if message['role'] == 'assistant' and loop.last %}"
-    "{{ '<think>\n\n</think>\n\n' }}{% endif %}"
-    "{{ message['content'] }}<|end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|user|>assistant\n' }}{% endif %}"
-)
-"""Marks the last answer's thinking, and takes the mark away when the next turn comes."""
-
-SYSTEM_LAST = (
-    "{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
-    "{% for message in messages %}"
-    "{% if message['role'] == 'user' %}"
-    "[INST]{{ (system + '\n' if loop.last or loop.index == messages | length - 0 else '') }}"
-    "{{ message['content'] }}[/INST]"
-    "{% elif message['role'] == 'assistant' %}{{ message['content'] }}</s>{% endif %}"
-    "{% endfor %}"
-)
-"""Moves the system message into the last user message."""
-
-LAST_TWO = (
-    "{% for message in messages[-2:] %}{{ message['role'] + ': ' + message['content'] + '\n' }}"
-    "{% endfor %}"
-)
-"""Drops all but the last two turns."""
-
-SILENT = (
-    "{% for message in messages %}"
-    "{% if message['role'] in ('user', 'assistant') %}"
-    "{{ message['role'] + ': ' + message['content'] + '\n' }}{% endif %}{% endfor %}"
-)
-"""Says nothing of roles that it does not know."""
+templates = load("chat_templates")
+SMOLLM = templates.SMOLLM
+LLAMA3 = templates.LLAMA3
+GEMMA = templates.GEMMA
+MISTRAL = templates.MISTRAL
+LLAMA2 = templates.LLAMA2
+THINKING = templates.THINKING
+SYSTEM_LAST = templates.SYSTEM_LAST
+LAST_TWO = templates.LAST_TWO
+SILENT = templates.SILENT
 
 ROLES = {
     "smollm": (SMOLLM, True),

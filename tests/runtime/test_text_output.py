@@ -169,7 +169,7 @@ def cases(draw):
 
 
 @given(cases())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_the_answer_does_not_depend_on_the_steps(case):
     ids, steps, params = case
     chunks, choice = run(ids, steps, params)
@@ -187,7 +187,7 @@ def test_the_answer_does_not_depend_on_the_steps(case):
 
 
 @given(cases())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_stop_cuts_text_tokens_and_segments(case):
     ids, steps, params = case
     if params.stop_regex:

@@ -1,0 +1,58 @@
+"""One choice of a request in the core, and what is needed to go on with it in another.
+
+This module knows no link and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from boughs.lang.errors import BoughsError
+from boughs.runtime.messages import Output, Submit
+
+Deliver = Callable[[Output | BoughsError], None]
+
+
+class Submission:
+    """One choice of a request in the core.
+
+    Args:
+        message: As submitted at first.
+        deliver: Gets every output, or the error that ends the submission.
+
+    Attributes:
+        tokens: Produced so far, in this life of the core and before.
+        cached_tokens: The first figure that a core gave.
+        started: Whether a core has answered.
+        tries: How many cores have been given it.
+    """
+
+    def __init__(self, message: Submit, deliver: Deliver) -> None:
+        self.message = message
+        self.deliver = deliver
+        self.tokens: list[int] = []
+        self.cached_tokens = 0
+        self.started = False
+        self.has_prompt_logprobs = False
+        self.tries = 0
+
+    def take(self, output: Output) -> None:
+        """Note what a core produced, and hand it on."""
+        if not self.started:
+            self.started = True
+            self.cached_tokens = output.cached_tokens
+        self.tokens += output.ids
+        self.has_prompt_logprobs |= output.prompt_logprobs is not None
+        self.deliver(output)
+
+    def next_message(self) -> Submit:
+        """The message that goes on where the last core stopped, if one did."""
+        self.tries += 1
+        if self.tries == 1:
+            return self.message
+        wanted = None if self.has_prompt_logprobs else self.message.prompt_logprobs_from
+        return msgspec.structs.replace(
+            self.message, output_ids=list(self.tokens), prompt_logprobs_from=wanted
+        )

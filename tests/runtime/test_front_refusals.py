@@ -1,0 +1,145 @@
+"""What the front refuses, over a fake core: by field, and before anything runs."""
+
+import asyncio
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from boughs.lang.backend import GenerateRequest, ScoreRequest, collect
+from boughs.lang.errors import (
+    InvalidRequest,
+    Overloaded,
+    Unservable,
+)
+from boughs.lang.sampling import SamplingParams
+from boughs.lang.segments import Content, Ids, Role, Text
+from boughs.runtime.messages import Submit
+
+
+def load(name):
+    path = Path(__file__).parents[1] / "fixtures" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+fake = load("fake_core")
+fronts = load("fronts")
+shared, front, log = fronts.shared, fronts.front, fronts.log
+running_front = fronts.running_front
+run = fronts.run
+chunks_of = fronts.chunks_of
+answers_of = fronts.answers_of
+Gate = fronts.Gate
+greedy = fronts.greedy
+of_kind = fronts.of_kind
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": []}, "prompt", "empty"),
+        ({"prompt": [Text(""), Content(""), Ids([])]}, "prompt", "empty"),
+        ({"prompt": None}, "prompt", "expected a string"),
+        ({"prompt": [5, "x"]}, "prompt", r"prompt\[0\]"),
+        ({"prompt": [True]}, "prompt", r"prompt\[0\]"),
+        ({"prompt": [5, 384]}, "segments[0].ids", "384 is not in the vocabulary of 384"),
+        ({"prompt": [-1]}, "segments[0].ids", "-1 is not in the vocabulary"),
+        ({"prompt": "a\ud800"}, "segments[0]", "surrogate"),
+        ({"prompt": [Role("user", "end")]}, "segments[0]", "no message is open"),
+        ({"params": greedy(stop=("\ud800",))}, "stop", "surrogate"),
+        ({"params": greedy(stop_regex=("\udc00",))}, "stop_regex", "surrogate"),
+        ({"params": greedy(regex="\ud800")}, "regex", "surrogate"),
+        ({"params": greedy(cache_salt="\ud800")}, "cache_salt", "surrogate"),
+        ({"params": SamplingParams(temperature=-1)}, "temperature", "temperature"),
+        ({"params": greedy(stop_regex=("(",))}, "stop_regex", r"\("),
+        ({"params": greedy(stop_token_ids=(1, 999))}, "stop_token_ids", "999"),
+        ({"params": greedy(logit_bias={-3: 1.0})}, "logit_bias", "-3"),
+        ({"return_logprob": True, "logprob_start_len": 4}, "logprob_start_len", "past the prompt"),
+        ({"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len", "at least -1"),
+        ({"logprob_start_len": 0}, "logprob_start_len", "needs return_logprob"),
+        ({"top_logprobs_num": 1}, "top_logprobs_num", "needs return_logprob"),
+        ({"return_logprob": True, "top_logprobs_num": -1}, "top_logprobs_num", "from 0 to"),
+        ({"return_logprob": True, "top_logprobs_num": 385}, "top_logprobs_num", "from 0 to 384"),
+    ],
+)
+def test_a_wrong_request_is_refused_by_field_and_sends_nothing(front, log, fields, param, message):
+    request = GenerateRequest(**{"prompt": "Hello", "params": greedy(), **fields})
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        chunks_of(front, request)
+    assert caught.value.param == param
+    run(front.stats())
+    assert not of_kind(log, Submit)
+
+
+@pytest.mark.parametrize(
+    ("limits", "length", "fits"),
+    [
+        ({"context": 64}, 63, True),
+        ({"context": 64}, 64, False),
+        ({"context": 512, "pool": 96}, 95, True),
+        ({"context": 512, "pool": 96}, 96, False),
+        ({"context": 512, "pool": 96}, 5000, False),
+    ],
+)
+def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers(limits, length, fits):
+    with running_front(lambda: fake.FakeCore(**limits)) as front:
+        request = GenerateRequest(prompt=[5] * length, params=greedy())
+        score = ScoreRequest(prompt=[5] * (length - 1), choices=["a"])
+        if fits:
+            answers_of(front, request)
+            run(front.score(score))
+            return
+        with pytest.raises(Unservable, match=rf"{length}.*{min(limits.values())}"):
+            answers_of(front, request)
+        with pytest.raises(Unservable, match=rf"choices\[0\].*{length}|prompt.*{length - 1}"):
+            run(front.score(score))
+
+
+def test_two_running_requests_cannot_share_an_id():
+    gate = Gate()
+    with running_front(lambda: fake.FakeCore(pause=gate)) as front:
+        request = GenerateRequest(prompt="Hello", params=greedy(max_new_tokens=50), rid="a")
+
+        async def both():
+            gate.open.clear()
+            first = asyncio.create_task(collect(front.generate(request)))
+            await asyncio.sleep(0)
+            with pytest.raises(InvalidRequest, match="'a' runs already") as caught:
+                await collect(front.generate(request))
+            assert caught.value.param == "rid"
+            with pytest.raises(InvalidRequest, match="runs already"):
+                await front.score(ScoreRequest(prompt="Hello", choices=["x"], rid="a"))
+            gate.open.set()
+            return await first
+
+        assert run(both())[0].completion_tokens == 50
+        assert answers_of(front, request)[0].completion_tokens == 50
+
+
+def test_more_than_may_wait_are_told_to_try_again():
+    gate = Gate()
+    limits = {"max_running_requests": 2, "max_queued_requests": 3}
+    with running_front(lambda: fake.FakeCore(pause=gate), **limits) as front:
+
+        async def crowd():
+            gate.open.clear()
+            tasks = [
+                asyncio.create_task(
+                    collect(front.generate(GenerateRequest(prompt="Hello", params=greedy())))
+                )
+                for _ in range(8)
+            ]
+            await asyncio.sleep(0.05)
+            gate.open.set()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+        results = run(crowd())
+        assert sum(isinstance(result, Overloaded) for result in results) == 3
+        assert sum(isinstance(result, list) for result in results) == 5
+        with pytest.raises(Overloaded):
+            chunks_of(front, GenerateRequest(prompt="Hello", params=greedy(n=6)))
+        chunks_of(front, GenerateRequest(prompt="Hello", params=greedy(n=5)))
