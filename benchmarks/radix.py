@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
-import json
 import random
 import sys
 import tempfile
 import time
 import tracemalloc
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,18 +25,11 @@ from rich.table import Table
 
 from boughs.radix import Eviction, PrefixCache
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+# `make bench` sets PYTHONSAFEPATH, with which the folder of a script is not searched.
+sys.path.insert(0, str(Path(__file__).parent))
+from radix_traces import RNG, TRACES, draw, pool_tokens, replay, store
+
 PAGE = 16
-VOCABULARY = 50_000
-RNG = np.random.default_rng(0)
-
-Trace = list[tuple[bytes, bytes]]
-"""Requests: the prompt, and prompt and output together."""
-
-
-def draw(count: int) -> bytes:
-    """Random tokens."""
-    return RNG.integers(0, VOCABULARY, count, dtype=np.int32).tobytes()
 
 
 def best(run: Callable[[], object], times: int, rounds: int = 7) -> float:
@@ -51,17 +41,6 @@ def best(run: Callable[[], object], times: int, rounds: int = 7) -> float:
             run()
         means.append((time.perf_counter() - started) / times)
     return min(means) * 1e6
-
-
-def store(cache: PrefixCache, tokens: bytes, prompt: int | None = None) -> int:
-    """A request's whole life: `prompt` tokens to match, the rest to compute."""
-    length = len(tokens) // 4
-    sequence = cache.admit(tokens[: 4 * (length if prompt is None else prompt)])
-    cache.grow(sequence, length)
-    cache.copies_done(cache.take_copies())
-    cache.commit(sequence, tokens, length)
-    cache.release(sequence)
-    return sequence.cached
 
 
 # ---- single operations: (what, limit, unit, ours, SGLang's or None) ----
@@ -77,8 +56,8 @@ def match_one_node(sglang) -> Iterator[Row]:
     store(cache, tokens)
     theirs = None
     if sglang:
-        other = sglang(2100, PAGE)
-        insert(other, tokens)
+        other = sglang.SglangCache(2100, PAGE)
+        sglang.insert(other, tokens)
         key = other.key(again)
         theirs = best(lambda: other.match(key), 50)
     compare = best(lambda: tokens == again, 200)
@@ -96,9 +75,9 @@ def match_miss(sglang) -> Iterator[Row]:
     missing = tokens[: 4 * 192 * 19] + tokens[4 * 192 * 19 : 4 * (192 * 19 + 96)] + draw(100)
     theirs = None
     if sglang:
-        other = sglang(2000, PAGE)
+        other = sglang.SglangCache(2000, PAGE)
         for branch in [*branches, tokens]:
-            insert(other, branch)
+            sglang.insert(other, branch)
         key = other.key(missing)
         theirs = best(lambda: other.match(key), 50)
     yield "match a miss at depth 20", "30", "us", best(lambda: cache.peek(missing), 200), theirs
@@ -122,9 +101,9 @@ def insert_below(sglang) -> Iterator[Row]:
         cache.pool.drop(pages)
     theirs = None
     if sglang:
-        other = sglang(30_000, PAGE)
-        insert(other, prefix)
-        arguments = [(other.key(tokens), rows(len(tokens) // 4)) for tokens in prompts]
+        other = sglang.SglangCache(30_000, PAGE)
+        sglang.insert(other, prefix)
+        arguments = [(other.key(tokens), sglang.rows(len(tokens) // 4)) for tokens in prompts]
         seconds = []
         for key, value in arguments:
             started = time.perf_counter()
@@ -136,26 +115,34 @@ def insert_below(sglang) -> Iterator[Row]:
 
 
 def evict_one(sglang) -> Iterator[Row]:
-    """One page, whatever the size of the tree."""
-    base = None
-    for leaves in (1000, 10_000, 100_000):
+    """One page, whatever the size of the tree; the sizes take turns."""
+    sizes = (1000, 10_000, 100_000)
+    ours = dict.fromkeys(sizes, float("inf"))
+    theirs: dict[int, float | None] = dict.fromkeys(sizes)
+    evictions = {}
+    for leaves in sizes:
         cache = PrefixCache(leaves + 10, PAGE)
-        eviction = Eviction(cache.tree, cache.leases)
         prompts = [draw(PAGE) for _ in range(leaves)]
         for tokens in prompts:
             store(cache, tokens)
-        gc.collect()
-        ours = best(lambda evict=eviction.evict: evict(1), 100, rounds=5)
-        theirs = None
+        for i in RNG.permutation(leaves):  # the order of use is not that of memory
+            cache.release(cache.admit(prompts[i]))
+        evictions[leaves] = Eviction(cache.tree, cache.leases)
         if sglang:
-            other = sglang(leaves + 10, PAGE)
+            other = sglang.SglangCache(leaves + 10, PAGE)
             for tokens in prompts:
-                insert(other, tokens)
+                sglang.insert(other, tokens)
             gc.collect()
-            theirs = best(lambda evict=other.evict: evict(PAGE), 3, rounds=3)
-        base = base or ours
-        limit = "20" if leaves < 100_000 else f"{min(20.0, 2 * base):.1f} (2 x 1,000's)"
-        yield f"evict a page, {leaves:,} leaves", limit, "us", ours, theirs
+            theirs[leaves] = best(lambda evict=other.evict: evict(PAGE), 3, rounds=3)
+            del other
+    gc.collect()
+    for _ in range(15):
+        for leaves, eviction in evictions.items():
+            micros = best(lambda evict=eviction.evict: evict(1), 50, rounds=1)
+            ours[leaves] = min(ours[leaves], micros)
+    for leaves in sizes:
+        limit = f"{min(20.0, 2 * ours[1000]):.1f} (2 x 1,000's)" if leaves > 10_000 else "20"
+        yield f"evict a page, {leaves:,} leaves", limit, "us", ours[leaves], theirs[leaves]
 
 
 def wide_tree(sglang) -> Iterator[Row]:
@@ -170,10 +157,10 @@ def wide_tree(sglang) -> Iterator[Row]:
     tree = cache.tree
     other, keys, value = None, [], None
     if sglang:
-        other = sglang(7 * leaves, PAGE)
+        other = sglang.SglangCache(7 * leaves, PAGE)
         for tokens in prompts:
-            insert(other, tokens)
-        keys, value = [other.key(tokens) for tokens in prompts[:2000]], rows(200)
+            sglang.insert(other, tokens)
+        keys, value = [other.key(tokens) for tokens in prompts[:2000]], sglang.rows(200)
     gc.collect()
     theirs = each(keys, other.match) if other else None
     yield "match 80 tokens, 100,000 leaves", "", "us", each(prompts[:2000], cache.peek), theirs
@@ -224,8 +211,8 @@ def order_queue(sglang) -> Iterator[Row]:
 
     theirs = None
     if sglang:
-        other = sglang(3000, PAGE)
-        insert(other, prefix)
+        other = sglang.SglangCache(3000, PAGE)
+        sglang.insert(other, prefix)
         keys = [other.key(tokens) for tokens in queue]
         theirs = best(lambda: sorted((other.match(key), i) for i, key in enumerate(keys)), 1, 3)
         theirs /= 1000
@@ -255,131 +242,6 @@ def memory() -> Iterator[Row]:
     tree = cache.tree
     what = f"a token's share, {tree.tokens / 1e6:.2f} M tokens, {tree.nodes:,} nodes"
     yield what, "48", "bytes", used / tree.tokens, None
-
-
-def insert(cache, tokens: bytes) -> None:
-    """Enter tokens into SGLang's tree."""
-    cache.insert(cache.key(tokens), rows(len(tokens) // 4))
-
-
-def rows(count: int):
-    """A tensor of row numbers, which SGLang's tree keeps."""
-    import torch
-
-    return torch.arange(count, dtype=torch.int64)
-
-
-# ---- traces ----
-
-
-def words(text: str) -> bytes:
-    """A token a word: as good as a tokenizer's for what is shared."""
-    return np.array([zlib.crc32(w.encode()) % VOCABULARY for w in text.split()], "<i4").tobytes()
-
-
-def lines(name: str) -> list[dict]:
-    """Records of a data file, or none where it is missing."""
-    file = DATA / name
-    return [json.loads(line) for line in file.open(encoding="utf-8")] if file.is_file() else []
-
-
-def few_shot(requests: int) -> Trace:
-    """GSM8K questions behind one of four sets of eight worked examples."""
-    items = [
-        (words(item["question"]), words(item["answer"])) for item in lines("gsm8k_test.jsonl")
-    ] or [(draw(60), draw(80)) for _ in range(1000)]
-    heads = [b"".join(q + a for q, a in items[8 * k : 8 * k + 8]) for k in range(4)]
-    trace = []
-    for i in range(requests):
-        question, answer = items[32 + i % (len(items) - 32)]
-        prompt = heads[i % 4] + question
-        trace.append((prompt, prompt + answer))
-    return trace
-
-
-def chats(requests: int) -> Trace:
-    """MT-bench conversations of six turns, 32 at a time, behind one system prompt."""
-    turns = [words(t) for item in lines("mt_bench_questions.jsonl") for t in item["turns"]]
-    turns = turns or [draw(50) for _ in range(160)]
-    system = draw(200)
-    trace: Trace = []
-    while len(trace) < requests:
-        states = [system + draw(3) for _ in range(32)]
-        for _ in range(6):
-            for i, state in enumerate(states):
-                prompt = state + turns[int(RNG.integers(len(turns)))]
-                states[i] = prompt + draw(int(RNG.integers(50, 300)))
-                trace.append((prompt, states[i]))
-    return trace[:requests]
-
-
-def agents(requests: int) -> Trace:
-    """Agents with tools: long instructions, many short steps, each behind all before it."""
-    trace: Trace = []
-    tools = [draw(1500) for _ in range(3)]
-    while len(trace) < requests:
-        state = tools[len(trace) % 3] + draw(80)
-        for _ in range(20):
-            done = state + draw(30)
-            trace.append((state, done))
-            state = done + draw(int(RNG.integers(20, 200)))
-    return trace[:requests]
-
-
-def forks(requests: int) -> Trace:
-    """A tree of thought: four ways on from every thought, three levels deep."""
-    trace: Trace = []
-    while len(trace) < requests:
-        level = [draw(400)]
-        for _ in range(4):
-            level = [node + draw(40) for node in level for _ in range(4)]
-            trace += [(node[:-160], node) for node in level]
-    return trace[:requests]
-
-
-def strangers(requests: int) -> Trace:
-    """Prompts that share nothing."""
-    prompts = [draw(300) for _ in range(requests)]
-    return [(prompt, prompt + draw(50)) for prompt in prompts]
-
-
-TRACES = {
-    "few-shot": few_shot, "chats": chats, "agents": agents, "fork tree": forks,
-    "no sharing": strangers,
-}  # fmt: skip
-
-
-def pool_tokens(trace: Trace) -> int:
-    """A tenth of the distinct tokens, and room for four of the longest requests."""
-    step = 64
-    prefixes = {w[: 4 * k] for _, w in trace for k in range(step, len(w) // 4, step)}
-    longest = max(len(whole) // 4 for _, whole in trace)
-    return max(len(prefixes) * step // 10, 4 * longest)
-
-
-def replay(trace: Trace, pages: int, size: int) -> tuple[float, float]:
-    """Microseconds a request and the share of prompt tokens that were cached."""
-    cache = PrefixCache(pages + 1, size)
-    cached = 0
-    started = time.perf_counter()
-    for prompt, whole in trace:
-        cached += store(cache, whole, len(prompt) // 4 - 1)
-    seconds = time.perf_counter() - started
-    cache.check()
-    return seconds / len(trace) * 1e6, cached * 4 / sum(len(prompt) for prompt, _ in trace)
-
-
-def replay_sglang(cache, trace: Trace) -> tuple[float, float]:
-    """The same of SGLang's tree; its keys are made beforehand."""
-    requests = [
-        (cache.key(whole), cache.key(prompt[:-4]), rows(len(whole) // 4)) for prompt, whole in trace
-    ]
-    cached = 0
-    started = time.perf_counter()
-    for request in requests:
-        cached += cache.request(*request)
-    seconds = time.perf_counter() - started
-    return seconds / len(trace) * 1e6, cached * 4 / sum(len(prompt) for prompt, _ in trace)
 
 
 # ---- the tables ----
@@ -412,29 +274,26 @@ def traces(sglang, requests: int) -> Table:
         trace = make(requests)
         tokens = pool_tokens(trace)
         row = [name]
-        for micros, cached in (
-            replay(trace, tokens // PAGE, PAGE),
-            *(replay_sglang(sglang(tokens // n, n), trace) for n in (1, PAGE) if sglang),
-        ):
+        results = [replay(trace, tokens // PAGE, PAGE)]
+        if sglang:
+            results += [
+                sglang.replay(sglang.SglangCache(tokens // size, size), trace) for size in (1, PAGE)
+            ]
+        for micros, cached in results:
             row += [f"{micros:,.0f} us", f"{cached:.1%}"]
         table.add_row(*row)
     return table
 
 
 def load_sglang(wheel: Path | None, folder: Path):
-    """A function (pages, page size) -> SGLang's cache, or None."""
-    path = Path(__file__).with_name("sglang_radix.py")
-    spec = importlib.util.spec_from_file_location("sglang_radix", path)
-    assert spec is not None
-    assert spec.loader is not None
-    helper = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = helper
-    spec.loader.exec_module(helper)
-    wheel = wheel or helper.get_wheel()
+    """SGLang's tree, a module whose `make` builds one, or None where it is not to be had."""
+    import sglang_radix
+
+    wheel = wheel or sglang_radix.get_wheel()
     if wheel is None:
         return None
-    module = helper.load(wheel, folder)
-    return lambda pages, size: helper.SglangCache(module, pages, size)
+    sglang_radix.load(wheel, folder)
+    return sglang_radix
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 import types
 import zipfile
 from array import array
@@ -22,6 +23,7 @@ from unittest.mock import MagicMock
 import torch
 
 VERSION = "0.5.23"
+TREE = "sglang.srt.mem_cache.radix_cache"
 FOLDER = "sglang/srt/mem_cache/"
 REAL = {
     "sglang.srt.mem_cache." + name
@@ -47,12 +49,12 @@ def get_wheel() -> Path | None:
     return found[0] if found else None
 
 
-def load(wheel: Path, folder: Path) -> types.ModuleType:
-    """SGLang's module `radix_cache`, from files that are unpacked into `folder`."""
+def load(wheel: Path, folder: Path) -> None:
+    """Make SGLang's module `radix_cache` importable, from files unpacked into `folder`."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder, [n for n in archive.namelist() if n.startswith(FOLDER)])
     sys.meta_path.insert(0, _Finder(folder))
-    return importlib.import_module("sglang.srt.mem_cache.radix_cache")
+    importlib.import_module(TREE)
 
 
 class _StandIn(types.ModuleType):
@@ -101,19 +103,18 @@ class _Allocator:
 
 
 class SglangCache:
-    """SGLang's tree behind the few operations that the benchmark measures.
+    """SGLang's tree behind the few operations that the benchmark measures. `load` it before.
 
     Args:
-        module: What `load` returns.
         num_pages: Pages of `page_size` tokens.
         page_size: 1 is SGLang's default.
     """
 
-    def __init__(self, module: types.ModuleType, num_pages: int, page_size: int) -> None:
-        self.module = module
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.module = sys.modules[TREE]
         self.page_size = page_size
         self.allocator = _Allocator(num_pages * page_size)
-        self.tree = module.RadixCache.create_simulated(
+        self.tree = self.module.RadixCache.create_simulated(
             mock_allocator=self.allocator, page_size=page_size
         )
 
@@ -153,3 +154,26 @@ class SglangCache:
         self.insert(key, rows)
         tree.dec_lock_ref(node)
         return cached
+
+
+def insert(cache, tokens: bytes) -> None:
+    """Enter tokens into SGLang's tree."""
+    cache.insert(cache.key(tokens), rows(len(tokens) // 4))
+
+
+def rows(count: int):
+    """A tensor of row numbers, which SGLang's tree keeps."""
+    return torch.arange(count, dtype=torch.int64)
+
+
+def replay(cache, trace) -> tuple[float, float]:
+    """The same of SGLang's tree; its keys are made beforehand."""
+    requests = [
+        (cache.key(whole), cache.key(prompt[:-4]), rows(len(whole) // 4)) for prompt, whole in trace
+    ]
+    cached = 0
+    started = time.perf_counter()
+    for request in requests:
+        cached += cache.request(*request)
+    seconds = time.perf_counter() - started
+    return seconds / len(trace) * 1e6, cached * 4 / sum(len(prompt) for prompt, _ in trace)

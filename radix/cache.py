@@ -166,8 +166,9 @@ class PrefixCache:
         assert length <= len(sequence.pages) * self._size, "rows without pages"
         assert length * WIDTH <= len(tokens), "rows without tokens"
         node = sequence.node
-        if length <= node.end or self.copies.is_pending(sequence.copy):
-            return  # what lies behind a copy is not there before the copy is
+        if length <= node.end:
+            return
+        assert not self.copies.is_pending(sequence.copy), "rows behind a copy that is not done"
         sequence.computed = max(sequence.computed, length)
         tokens = tokens[: length * WIDTH]
         end, at = descend(node, tokens, node.end * WIDTH)

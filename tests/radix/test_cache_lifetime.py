@@ -280,6 +280,19 @@ def test_out_of_pages_changes_nothing_and_leases_break_by_deadline(encode):
     assert_empty(cache)
 
 
+def test_rows_cannot_be_computed_before_the_copy_that_they_follow(encode):
+    cache = PrefixCache(20, 4)
+    store(cache, encode(range(7)))
+    tokens = encode([*range(6), 50])
+    sequence = start(cache, tokens)
+    cache.commit(sequence, tokens, 6)
+    with pytest.raises(AssertionError, match="not done"):
+        cache.commit(sequence, tokens, 7)
+    step(cache)
+    cache.commit(sequence, tokens, 7)
+    cache.check()
+
+
 # ---- page edges ----
 
 

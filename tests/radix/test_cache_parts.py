@@ -40,9 +40,11 @@ def store(cache, tokens, **options):
 # ---- documents and imports ----
 
 
-@pytest.mark.parametrize("name", ["pool", "tree", "cache", "events", "leases", "snapshot"])
+@pytest.mark.parametrize(
+    "name", ["", ".pool", ".tree", ".cache", ".events", ".leases", ".snapshot"]
+)
 def test_examples_in_the_documentation_run(name):
-    result = doctest.testmod(importlib.import_module(f"boughs.radix.{name}"))
+    result = doctest.testmod(importlib.import_module(f"boughs.radix{name}"))
     assert result.attempted > 0
     assert result.failed == 0
 
