@@ -1,6 +1,7 @@
 """`check()` finds planted corruption of each kind, and says which it is."""
 
 import pytest
+from boughs_fixtures_cache_world import encode
 
 from boughs.radix import CopyOrder, PrefixCache
 from boughs.radix.node import DEAD, Node
@@ -9,14 +10,13 @@ POLICIES = ["lru", "lfu", "fifo", "priority"]
 
 
 @pytest.fixture
-def cache(world):
+def cache():
     """A cache with branches inside a page, a running request, a pending copy and two leases."""
-    return build(world, "lru")
+    return build("lru")
 
 
-def build(world, policy):
+def build(policy):
     cache = PrefixCache(40, 4, policy=policy)
-    encode = world.encode
     prompts = [range(11), [0, 1, 2, 3, 4, 5, 50, 51, 52, 53], range(20, 29), [30, 31], [30, 32]]
     for tokens in prompts:
         sequence = cache.admit(encode(tokens))
@@ -187,9 +187,9 @@ def reference_too_few(cache):
     cache.pool._refs[running(cache).pages[-1]] = 0
 
 
-def table_shares_a_page_to_be_written(cache, world):
+def table_shares_a_page_to_be_written(cache):
     page = running(cache).pages[1]
-    other = cache.admit(world.encode([70, 71]))
+    other = cache.admit(encode([70, 71]))
     other.pages.append(page)
     cache.pool.share(other.pages)
 
@@ -235,8 +235,8 @@ def copy_from_a_destination(cache):
     replace_order(cache, source=running(cache).copy.order.destination)
 
 
-def copy_before_its_rows(cache, world):
-    other = cache.admit(world.encode([80, 81]))
+def copy_before_its_rows(cache):
+    other = cache.admit(encode([80, 81]))
     cache.grow(other, 2)
     replace_order(cache, source=other.pages[0])
 
@@ -340,17 +340,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("plant", KINDS, ids=lambda plant: plant.__name__)
-def test_check_names_what_is_wrong(cache, world, plant):
-    if "world" in plant.__code__.co_varnames[: plant.__code__.co_argcount]:
-        plant(cache, world)
-    else:
-        plant(cache)
+def test_check_names_what_is_wrong(cache, plant):
+    plant(cache)
     with pytest.raises(AssertionError, match=KINDS[plant]):
         cache.check()
 
 
 @pytest.mark.parametrize("policy", POLICIES[1:])
-def test_check_names_what_is_wrong_in_a_heap(world, policy):
+def test_check_names_what_is_wrong_in_a_heap(policy):
     for plant, message in (
         (lambda heap, node: setattr(node, "rank", 0), "live entries"),
         (lambda heap, node: setattr(heap, "_live", heap._live + 1), "live entries"),
@@ -360,7 +357,7 @@ def test_check_names_what_is_wrong_in_a_heap(world, policy):
             "stale",
         ),
     ):
-        cache = build(world, policy)
+        cache = build(policy)
         plant(cache.tree.policy, leaf(cache))
         with pytest.raises(AssertionError, match=message):
             cache.check()

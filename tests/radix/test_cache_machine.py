@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from boughs_fixtures_cache_world import OPERATIONS, World
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -16,7 +17,7 @@ from hypothesis.stateful import (
 RANDOMS = st.randoms(use_true_random=False)
 
 
-def machine(world):
+def machine():
     """A machine whose rules are the operations of `World`."""
 
     class Machine(RuleBasedStateMachine):
@@ -28,9 +29,7 @@ def machine(world):
         )
         def start(self, page_size, spare, policy, enabled):
             pages = 36 // page_size + 4 + spare
-            self.world = world.World(
-                num_pages=pages, page_size=page_size, policy=policy, enabled=enabled
-            )
+            self.world = World(num_pages=pages, page_size=page_size, policy=policy, enabled=enabled)
 
         @invariant()
         def holds(self):
@@ -47,14 +46,14 @@ def machine(world):
 
         return run
 
-    for name in world.OPERATIONS:
+    for name in OPERATIONS:
         setattr(Machine, name, operation(name))
     return Machine
 
 
-def run(world, examples):
+def run(examples):
     run_state_machine_as_test(
-        machine(world),
+        machine(),
         settings=settings(
             max_examples=examples,
             stateful_step_count=50,
@@ -64,11 +63,11 @@ def run(world, examples):
     )
 
 
-def test_every_operation_in_any_order(world):
-    run(world, 40)
+def test_every_operation_in_any_order():
+    run(40)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_every_operation_in_any_order_at_length(world):
-    run(world, 400)
+def test_every_operation_in_any_order_at_length():
+    run(400)

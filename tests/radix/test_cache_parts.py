@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from boughs_fixtures_cache_world import encode, store
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,21 +22,6 @@ from boughs.radix import (
     take_snapshot,
 )
 from boughs.radix.node import common
-
-
-@pytest.fixture
-def encode(world):
-    return world.encode
-
-
-def store(cache, tokens, **options):
-    """A whole request: everything of it is cached afterwards."""
-    sequence = cache.admit(tokens, **options)
-    cache.grow(sequence, len(tokens) // 4)
-    cache.copies_done(cache.take_copies())
-    cache.commit(sequence, tokens, len(tokens) // 4)
-    cache.release(sequence)
-
 
 # ---- documents and imports ----
 
@@ -124,7 +110,7 @@ def test_common_counts_whole_tokens(tokens, differ, at):
     assert common(segment, rest, 4 * at) == 4 * expected
 
 
-def test_tokens_that_share_bytes_but_not_places_are_not_equal(encode):
+def test_tokens_that_share_bytes_but_not_places_are_not_equal():
     cache = PrefixCache(20, 4)
     store(cache, encode([1, 0, 0]))
     assert cache.peek(encode([0x01000000, 0, 0])) == 0
@@ -135,7 +121,7 @@ def test_tokens_that_share_bytes_but_not_places_are_not_equal(encode):
 # ---- spots ----
 
 
-def test_a_spot_stays_good_until_the_tree_changes_under_it(encode):
+def test_a_spot_stays_good_until_the_tree_changes_under_it():
     cache = PrefixCache(60, 4)
     tree = cache.tree
     store(cache, encode(range(20)))
@@ -154,7 +140,7 @@ def test_a_spot_stays_good_until_the_tree_changes_under_it(encode):
     assert tree.refind(again, tokens).length == 15
 
 
-def test_a_spot_that_is_out_of_date_cannot_be_locked(encode):
+def test_a_spot_that_is_out_of_date_cannot_be_locked():
     cache = PrefixCache(60, 4)
     store(cache, encode(range(20)))
     spot = cache.tree.find(encode(range(12)))
@@ -166,7 +152,7 @@ def test_a_spot_that_is_out_of_date_cannot_be_locked(encode):
 # ---- policies ----
 
 
-def fill(encode, policy):
+def fill(policy):
     """Prompts a, b, c, d of one page each, in a pool that is full."""
     cache = PrefixCache(5, 4, policy=policy)
     prompts = {
@@ -183,8 +169,8 @@ def fill(encode, policy):
 @pytest.mark.parametrize(
     ("policy", "order"), [("lru", "cabd"), ("lfu", "cdba"), ("fifo", "abcd"), ("priority", "bdca")]
 )
-def test_policies_evict_in_their_order(encode, policy, order):
-    cache, prompts = fill(encode, policy)
+def test_policies_evict_in_their_order(policy, order):
+    cache, prompts = fill(policy)
     sequence = cache.admit(b"")
     gone = ""
     for pages in range(1, 5):
@@ -195,8 +181,8 @@ def test_policies_evict_in_their_order(encode, policy, order):
 
 
 @pytest.mark.parametrize("policy", ["lfu", "fifo", "priority"])
-def test_a_heap_does_not_grow_with_use(encode, policy):
-    cache, prompts = fill(encode, policy)
+def test_a_heap_does_not_grow_with_use(policy):
+    cache, prompts = fill(policy)
     for _ in range(1000):
         cache.release(cache.admit(prompts["a"]))
     assert len(cache.tree.policy._heap) < 100
@@ -206,7 +192,7 @@ def test_a_heap_does_not_grow_with_use(encode, policy):
 # ---- leases ----
 
 
-def test_leases_end_by_release_owner_and_deadline(encode):
+def test_leases_end_by_release_owner_and_deadline():
     cache = PrefixCache(20, 4)
     tokens = encode(range(10))
     store(cache, tokens)
@@ -230,7 +216,7 @@ def test_leases_end_by_release_owner_and_deadline(encode):
     cache.check()
 
 
-def test_leased_pages_are_available_and_go_last(encode):
+def test_leased_pages_are_available_and_go_last():
     cache = PrefixCache(11, 4)
     for first in (0, 100):
         store(cache, encode(range(first, first + 20)))
@@ -246,7 +232,7 @@ def test_leased_pages_are_available_and_go_last(encode):
     cache.check()
 
 
-def test_a_lease_on_what_a_request_holds_is_not_broken_in_vain(encode):
+def test_a_lease_on_what_a_request_holds_is_not_broken_in_vain():
     cache = PrefixCache(6, 4)
     tokens = encode(range(8))
     store(cache, tokens)
@@ -263,7 +249,7 @@ def test_a_lease_on_what_a_request_holds_is_not_broken_in_vain(encode):
     cache.check()
 
 
-def test_a_lease_keeps_its_prefix_where_there_is_other_room(encode):
+def test_a_lease_keeps_its_prefix_where_there_is_other_room():
     cache = PrefixCache(11, 4)
     tokens = encode(range(8))
     store(cache, tokens)
@@ -277,7 +263,7 @@ def test_a_lease_keeps_its_prefix_where_there_is_other_room(encode):
 # ---- events ----
 
 
-def test_events_tell_what_came_and_went(encode):
+def test_events_tell_what_came_and_went():
     cache = PrefixCache(20, 4)
     store(cache, encode([1, 2, 3, 4, 5]))
     log = cache.tree.events.listen(cache.tree.roots.values())
@@ -292,7 +278,7 @@ def test_events_tell_what_came_and_went(encode):
     assert len(log) == 0
 
 
-def test_a_flush_tells_what_stays(encode):
+def test_a_flush_tells_what_stays():
     cache = PrefixCache(20, 4)
     for tokens in (range(6), [0, 1, 7, 8], range(50, 60)):
         store(cache, encode(tokens))
@@ -306,7 +292,7 @@ def test_a_flush_tells_what_stays(encode):
     cache.release(held)
 
 
-def test_a_listener_that_does_not_read_costs_a_bounded_amount(encode):
+def test_a_listener_that_does_not_read_costs_a_bounded_amount():
     cache = PrefixCache(200, 4)
     log = cache.tree.events.listen(limit=10)
     for first in range(0, 3000, 100):
@@ -321,7 +307,7 @@ def test_a_listener_that_does_not_read_costs_a_bounded_amount(encode):
 # ---- snapshots ----
 
 
-def test_a_snapshot_is_plain_data_of_bounded_size(encode):
+def test_a_snapshot_is_plain_data_of_bounded_size():
     cache = PrefixCache(400, 4)
     for branch in range(50):
         store(cache, encode([*range(6), 100 + branch, *range(10)]))
@@ -347,7 +333,7 @@ def test_a_snapshot_is_plain_data_of_bounded_size(encode):
 # ---- the tree without the cache ----
 
 
-def test_the_tree_alone(encode):
+def test_the_tree_alone():
     pool = PagePool(20)
     tree = RadixTree(pool, page_size=4)
     eviction = Eviction(tree, Leases(tree))

@@ -1,25 +1,26 @@
 """Random lives of many requests, every step held against a naive picture of the cache."""
 
 import pytest
+from boughs_fixtures_cache_world import World
 
 STEPS = 400
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 8, 16])
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "priority"])
-def test_every_step_holds(world, page_size, policy):
+def test_every_step_holds(page_size, policy):
     for seed in range(3):
         pages = {1: 64, 4: 24, 8: 16, 16: 12}[page_size]
-        world.World(seed, num_pages=pages, page_size=page_size, policy=policy).run(STEPS)
+        World(seed, num_pages=pages, page_size=page_size, policy=policy).run(STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_step_holds_for_long(world):
+def test_every_step_holds_for_long():
     steps = 0
     for seed in range(200):
         page_size = [1, 2, 4, 8, 16][seed % 5]
-        one = world.World(
+        one = World(
             1000 + seed,
             num_pages=[64, 40, 24, 16, 12][seed % 5] + seed % 7,
             page_size=page_size,
@@ -32,9 +33,9 @@ def test_every_step_holds_for_long(world):
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_every_step_holds_without_prefix_reuse(world, page_size):
+def test_every_step_holds_without_prefix_reuse(page_size):
     for seed in range(3):
-        one = world.World(seed, num_pages=60, page_size=page_size, enabled=False)
+        one = World(seed, num_pages=60, page_size=page_size, enabled=False)
         one.run(STEPS)
         if one.step:
             one.end()

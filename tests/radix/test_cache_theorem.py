@@ -8,6 +8,7 @@ prompt needs to have logits when all of it was cached as it came.
 import random
 
 import pytest
+from boughs_fixtures_cache_world import encode
 
 from boughs.radix import PrefixCache
 
@@ -62,28 +63,28 @@ def run_all(cache, encode, prompts):
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_depth_first_order_computes_every_edge_once(world, page_size):
+def test_depth_first_order_computes_every_edge_once(page_size):
     others = 0
     for seed in range(25):
         rng = random.Random(seed)
         prompts = draw_prompts(rng, page_size)
         pages = -(-max(len(p) for p in prompts) // page_size) + 1
         cache = PrefixCache(pages + 1, page_size)  # and page 0
-        computed, whole = run_all(cache, world.encode, prompts)
+        computed, whole = run_all(cache, encode, prompts)
         assert computed == edges_of(prompts) + whole
         rng.shuffle(prompts)
-        computed, whole = run_all(PrefixCache(pages + 1, page_size), world.encode, prompts)
+        computed, whole = run_all(PrefixCache(pages + 1, page_size), encode, prompts)
         others += computed > edges_of(prompts) + whole
     assert others > 0, "any order does as well here: the test shows nothing"
 
 
-def test_any_order_does_as_well_where_nothing_is_evicted(world):
+def test_any_order_does_as_well_where_nothing_is_evicted():
     for seed in range(10):
         rng = random.Random(seed)
         prompts = draw_prompts(rng, 4)
         rng.shuffle(prompts)
         cache = PrefixCache(sum(map(len, prompts)) // 2, 4)
-        computed, whole = run_all(cache, world.encode, prompts)
+        computed, whole = run_all(cache, encode, prompts)
         assert computed == edges_of(prompts) + whole
         repeated = sum(any(q[: len(p)] == p for q in prompts[:i]) for i, p in enumerate(prompts))
         assert whole == repeated
