@@ -1,122 +1,353 @@
-"""The arithmetic of the CPU backend: attention of one piece of work, compiled by numba.
+"""The arithmetic of the CPU backend: pieces of attention over pages, compiled by numba.
 
-A piece is a range of rows of one request against a range of its KV, all heads. KV is visited in
-tiles of `TILE` positions, with the online softmax of FlashAttention (https://arxiv.org/abs/2205.14135)
-in base 2, and read where it lies; only tiles that many rows share are brought into another order
-first. Every loop that matters runs over neighbouring floats, so that LLVM makes vectors of it.
-This module knows no threads, and trusts the pieces that it is given.
+A piece is a range of rows of one request, some KV heads and a range of its KV. The KV is visited
+in tiles with the online softmax of FlashAttention (arXiv:2205.14135), in base 2, and read where
+it lies. `_few` is for the rows of a decode and reads each byte once, in the order of memory;
+`_many` is for the rows of a prefill and treats a tile as two products of matrices. This module
+knows no threads, and trusts the pieces that it is given.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
-from numba import njit
+from numba import float32, int32, int64, types
 from numpy.typing import NDArray
+
+from .compiled import compiled, entry_point, sources
+from .simd import BLOCK, LANES, ROWS, dot_16, multiply_add, weigh_column, weigh_row
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+Words = NDArray[np.int64]
 
 TILE = 64
-"""Positions of KV that are scored at once."""
+"""Positions of KV that are scored at once; `weigh_row` takes 64."""
 
-FAR = np.float32(-1e30)
-"""The maximum of no scores: finite, so that differences of two of them are numbers."""
+FEW = 8
+"""Query vectors of a KV head up to which `_few` is faster; it needs whole vectors in a head."""
 
-_FAST = {"reassoc", "contract", "nsz", "arcp", "afn"}  # not nnan and ninf: NaN must stay NaN
+HIDDEN = np.float32(-1e30)
+"""The score of a position that a row does not see."""
 
-_OPTIONS = {"nogil": True, "fastmath": _FAST, "error_model": "numpy", "cache": True}
+LOWEST = np.float32(-1e29)
+"""The greatest of no scores. Finite, and so far above HIDDEN that a hidden weight is 0."""
 
 
-@njit(**_OPTIONS)
-def attend(  # noqa: PLR0917 -- numba takes no keywords
+@cache
+def run_pieces() -> Callable[..., None]:
+    """Compile, or load from disk, the function that computes pieces.
+
+    Its arguments:
+        pieces: int32 [pieces, 9]: request; first row of q and the one behind the last; first KV
+            head and the one behind the last; first position and the one behind the last; position
+            of the first row; first part to write, -1 where the piece is all there is of its rows.
+        first, end: The pieces to compute.
+        q: [T, H, D], any strides.
+        k, v: Of all pages, [pages, page_size, K, D].
+        kv_indptr, kv_indices: Of the batch.
+        scale: Of the scores, times log2 e.
+        out: [T, H, D]; is written by whole pieces.
+        parts: [parts, D + 2]; is written by others, a part for each query vector, KV head after
+            KV head: the sum of weighted values, the greatest score, the sum of weights.
+    """
+    version = sources()
+
+    def run(  # noqa: PLR0917 -- numba passes arguments by place
+        pieces: Ints,
+        first: int,
+        end: int,
+        q: Floats,
+        k: Floats,
+        v: Floats,
+        kv_indptr: Ints,
+        kv_indices: Ints,
+        scale: float,
+        out: Floats,
+        parts: Floats,
+    ) -> None:
+        version  # noqa: B018 -- see `entry_point`
+        for index in range(first, end):
+            piece = pieces[index]
+            pages = kv_indices[kv_indptr[piece[0]] : kv_indptr[piece[0] + 1]]
+            rows = q[piece[1] : piece[2]]
+            if is_few(len(rows) * (q.shape[1] // k.shape[2]), q.shape[2]):
+                _few(piece, rows, k, v, pages, scale, out, parts)
+            else:
+                _many(piece, rows, k, v, pages, scale, out, parts)
+
+    return entry_point(
+        run,
+        int32[:, ::1],
+        int64,
+        int64,
+        types.Array(float32, 3, "A"),
+        float32[:, :, :, ::1],
+        float32[:, :, :, ::1],
+        int32[::1],
+        int32[::1],
+        float32,
+        float32[:, :, ::1],
+        float32[:, ::1],
+    )
+
+
+@cache
+def merge_parts() -> Callable[..., None]:
+    """Compile, or load from disk, the function that merges the parts of rows that were split.
+
+    Its arguments:
+        merges: int32 [merges, 6]: first row and the one behind the last; first KV head and the
+            one behind the last; first part; how many pieces wrote parts of these rows.
+        parts: As in `run_pieces`; the pieces' parts follow one another.
+        group: Query heads a KV head.
+        out: [T, H, D].
+    """
+    version = sources()
+
+    def run(merges: Ints, parts: Floats, group: int, out: Floats) -> None:
+        version  # noqa: B018 -- see `entry_point`
+        dim = out.shape[2]
+        for row, row_end, head, head_end, part, pieces in merges:
+            each = (row_end - row) * group
+            count = each * (head_end - head)
+            for i in range(count):
+                mine = parts[part + i : part + pieces * count : count]
+                top = LOWEST
+                for p in range(pieces):
+                    top = max(top, mine[p, dim])
+                target = out[row + i % each // group, (head + i // each) * group + i % group]
+                target[:] = 0
+                total = np.float32(0)
+                for p in range(pieces):
+                    weight = np.exp2(mine[p, dim] - top)
+                    total += weight * mine[p, dim + 1]
+                    for d in range(dim):
+                        target[d] += weight * mine[p, d]
+                for d in range(dim):
+                    target[d] /= total
+
+    return entry_point(run, int32[:, ::1], float32[:, ::1], int64, float32[:, :, ::1])
+
+
+@compiled
+def is_few(vectors: int, dim: int) -> bool:
+    """Whether a piece with so many query vectors a KV head takes the form of a decode."""
+    return vectors <= FEW and dim % LANES == 0
+
+
+@compiled
+def _few(  # noqa: PLR0917
+    piece: Ints,
     q: Floats,
     k: Floats,
     v: Floats,
     pages: Ints,
-    start: int,
-    kv_begin: int,
-    kv_end: int,
     scale: float,
+    out: Floats,
+    parts: Floats,
+) -> None:
+    """Compute a piece with query vectors in rows. Heads take turns every LANES positions."""
+    head, head_end, kv_begin, kv_end, position = piece[3:8]
+    page_size, kv_heads, dim = k.shape[1:]
+    group = q.shape[1] // kv_heads
+    each = len(q) * group  # query vectors of a KV head
+    count = each * (head_end - head)
+    queries = np.empty(count * dim, np.float32)
+    for i in range(count):
+        query = q[i % each // group, (head + i // each) * group + i % group]
+        for d in range(dim):
+            queries[i * dim + d] = query[d] * scale
+    keys, values = k.reshape(-1), v.reshape(-1)
+    scores = np.zeros(count * TILE, np.float32)
+    score_rows = np.arange(count) * TILE
+    acc = np.zeros((count, dim), np.float32)
+    top = np.full(count, LOWEST)
+    total = np.zeros(count, np.float32)
+    offsets = np.empty(TILE, np.int64)
+    for begin in range(kv_begin, kv_end, TILE):
+        width = min(TILE, kv_end - begin)
+        _find(pages, begin, width, page_size, kv_heads * dim, offsets)
+        for j in range(0, width, LANES):
+            for i in range(count):
+                shift = (head + i // each) * dim
+                dot_16(queries, i * dim, keys, offsets, j, shift, dim, scores, i * TILE + j)
+        for i in range(count):
+            seen = max(0, min(width, position + i % each // group + 1 - begin))
+            for j in range(seen, TILE):
+                scores[i * TILE + j] = HIDDEN
+            factor = weigh_row(scores, i * TILE, top, total, i)
+            for d in range(dim):
+                acc[i, d] *= factor
+        for j in range(0, width, LANES):
+            depth = min(LANES, width - j)
+            for h in range(head_end - head):
+                start = h * each
+                _add_product(
+                    each, scores, score_rows, start, j, 1,
+                    values, offsets, j, (head + h) * dim, depth, acc, start,
+                )  # fmt: skip
+    for h in range(head_end - head):
+        mine = slice(h * each, (h + 1) * each)
+        _finish(piece, head + h, group, acc[mine], top[mine], total[mine], out, parts)
+
+
+@compiled
+def _many(  # noqa: PLR0917
+    piece: Ints,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    pages: Ints,
+    scale: float,
+    out: Floats,
+    parts: Floats,
+) -> None:
+    """Compute a piece with query vectors in columns, so that K is read without turning it."""
+    head, head_end, kv_begin, kv_end, position = piece[3:8]
+    page_size, kv_heads, dim = k.shape[1:]
+    group = q.shape[1] // kv_heads
+    each = len(q) * group
+    columns = _whole(each)
+    width_v = _whole(dim)
+    keys = k.reshape(-1)
+    queries = np.zeros((dim, columns), np.float32)
+    scores = np.zeros((TILE, columns), np.float32)
+    values = np.zeros(TILE * width_v, np.float32)
+    query_rows = np.arange(dim) * columns
+    value_rows = np.arange(TILE) * width_v
+    places = np.arange(columns)
+    offsets = np.empty(TILE, np.int64)
+    for h in range(head, head_end):
+        for i in range(each):
+            query = q[i // group, h * group + i % group]
+            for d in range(dim):
+                queries[d, i] = query[d] * scale
+        acc = np.zeros((columns, width_v), np.float32)
+        top = np.full(columns, LOWEST)
+        total = np.zeros(columns, np.float32)
+        for begin in range(kv_begin, kv_end, TILE):
+            width = min(TILE, kv_end - begin)
+            _find(pages, begin, width, page_size, kv_heads * dim, offsets)
+            scores[:] = 0
+            _add_product(
+                _round_up(width, ROWS), keys, offsets, 0, h * dim, 1,
+                queries.reshape(-1), query_rows, 0, 0, dim, scores, 0,
+            )  # fmt: skip
+            if position < begin + width - 1:
+                for j in range(width):
+                    hidden = min(each, max(0, (begin + j - position) * group))
+                    scores[j, :hidden] = HIDDEN
+            _weigh_columns(scores, width, top, total, acc)
+            for j in range(width):
+                start = offsets[j] + h * dim
+                values[j * width_v : j * width_v + dim] = v.reshape(-1)[start : start + dim]
+            _add_product(
+                columns, scores.reshape(-1), places, 0, 0, columns,
+                values, value_rows, 0, 0, width, acc, 0,
+            )  # fmt: skip
+        _finish(piece, h, group, acc[:each], top[:each], total[:each], out, parts)
+
+
+@compiled
+def _find(  # noqa: PLR0917
+    pages: Ints, begin: int, width: int, page_size: int, row: int, offsets: Words
+) -> None:
+    """Set where the rows of `width` positions start, the last one repeated to the tile's end."""
+    for j in range(TILE):
+        position = begin + min(j, width - 1)
+        page = np.int64(pages[position // page_size])
+        offsets[j] = (page * page_size + position % page_size) * row
+
+
+@compiled
+def _weigh_columns(scores: Floats, width: int, tops: Floats, totals: Floats, acc: Floats) -> None:
+    """Turn `width` scores of each query vector, a column, into weights."""
+    columns = scores.shape[1]
+    flat = scores.reshape(-1)
+    old = tops.copy()
+    for j in range(width):
+        row = scores[j]
+        for i in range(columns):
+            tops[i] = max(tops[i], row[i])
+    for i in range(columns):
+        if tops[i] != old[i]:
+            factor = np.exp2(old[i] - tops[i])
+            totals[i] *= factor
+            acc_row = acc[i]
+            for d in range(len(acc_row)):
+                acc_row[d] *= factor
+    for j in range(width):
+        for i in range(0, columns, LANES):
+            weigh_column(flat, j * columns + i, tops, i, totals)
+
+
+@compiled
+def _add_product(  # noqa: PLR0917
+    count: int,
+    a: Floats,
+    a_rows: Words,
+    a_row: int,
+    a_shift: int,
+    a_step: int,
+    b: Floats,
+    b_rows: Words,
+    b_row: int,
+    b_shift: int,
+    depth: int,
+    c: Floats,
+    c_row: int,
+) -> None:
+    """Add a product to `count` rows of c, of whole vectors each; see `multiply_add`."""
+    width = c.shape[1]
+    width = c.shape[1]
+    flat = c.reshape(-1)
+    for row in range(0, count, ROWS):
+        first = 0
+        while first < width:
+            vectors = BLOCK if width - first >= BLOCK * LANES else 1
+            multiply_add(
+                min(ROWS, count - row), vectors, a, a_rows, a_row + row, a_shift, a_step,
+                b, b_rows, b_row, b_shift + first, depth,
+                flat, (c_row + row) * width + first, width,
+            )  # fmt: skip
+            first += vectors * LANES
+
+
+@compiled
+def _finish(  # noqa: PLR0917
+    piece: Ints,
+    head: int,
+    group: int,
     acc: Floats,
     top: Floats,
     total: Floats,
-    scores: Floats,
+    out: Floats,
+    parts: Floats,
 ) -> None:
-    """Softmax parts of rows against the positions kv_begin to kv_end.
+    """Write what a piece found for one KV head: rows of the output, or parts of them."""
+    dim = out.shape[2]
+    if piece[8] < 0:
+        for i in range(len(acc)):
+            target = out[piece[1] + i // group, head * group + i % group]
+            for d in range(dim):
+                target[d] = acc[i, d] / total[i]
+    else:
+        first = piece[8] + (head - piece[3]) * len(acc)
+        for i in range(len(acc)):
+            part = parts[first + i]
+            part[:dim] = acc[i, :dim]
+            part[dim] = top[i]
+            part[dim + 1] = total[i]
 
-    Args:
-        q: [n, H, D] float32, any strides.
-        k: [pages, page_size, K, D] float32, without gaps.
-        v: As k.
-        pages: int32, the request's page table.
-        start: Position of the first row.
-        kv_begin: First position to see.
-        kv_end: Position behind the last one.
-        scale: Of the scores, times the logarithm of e to base 2.
-        acc: [K, n G, D], is set to the sum of weighted values.
-        top: [K, n G], is set to the greatest score (base 2).
-        total: [K, n G], is set to the sum of weights.
-        scores: [n G, TILE] scratch.
-    """
-    n = q.shape[0]
-    kv_heads = k.shape[2]
-    dim = k.shape[3]
-    group = q.shape[1] // kv_heads
-    page_size = k.shape[1]
-    qs = np.empty((kv_heads, n * group, dim), np.float32)
-    for i in range(n):
-        for h in range(kv_heads):
-            for g in range(group):
-                for d in range(dim):
-                    qs[h, i * group + g, d] = q[i, h * group + g, d] * scale
-    acc[:] = 0
-    top[:] = FAR
-    total[:] = 0
-    for t0 in range(kv_begin, kv_end, TILE):
-        t1 = min(t0 + TILE, kv_end)
-        for h in range(kv_heads):
-            j0 = t0
-            while j0 < t1:
-                page = pages[j0 // page_size]
-                row = j0 % page_size
-                run = min(page_size - row, t1 - j0)
-                keys = k[page, row : row + run, h]
-                for j in range(run):
-                    for i in range(n * group):
-                        s = np.float32(0)
-                        for d in range(dim):
-                            s += qs[h, i, d] * keys[j, d]
-                        scores[i, j0 - t0 + j] = s
-                j0 += run
-            for i in range(n * group):
-                seen = min(t1, start + i // group + 1) - t0
-                if seen <= 0:
-                    for j in range(t1 - t0):
-                        scores[i, j] = 0
-                    continue
-                m = top[h, i]
-                for j in range(seen):
-                    m = max(m, scores[i, j])
-                c = np.exp2(top[h, i] - m)
-                top[h, i] = m
-                s = np.float32(0)
-                for j in range(seen):
-                    scores[i, j] = np.exp2(scores[i, j] - m)
-                    s += scores[i, j]
-                for j in range(seen, t1 - t0):
-                    scores[i, j] = 0
-                total[h, i] = total[h, i] * c + s
-                for d in range(dim):
-                    acc[h, i, d] *= c
-            j0 = t0
-            while j0 < t1:
-                page = pages[j0 // page_size]
-                row = j0 % page_size
-                run = min(page_size - row, t1 - j0)
-                values = v[page, row : row + run, h]
-                for i in range(n * group):
-                    for j in range(run):
-                        p = scores[i, j0 - t0 + j]
-                        for d in range(dim):
-                            acc[h, i, d] += p * values[j, d]
-                j0 += run
+
+@compiled
+def _round_up(number: int, to: int) -> int:
+    return -(-number // to) * to
+
+
+@compiled
+def _whole(number: int) -> int:
+    return _round_up(number, LANES)
