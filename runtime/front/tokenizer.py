@@ -81,14 +81,20 @@ class Tokenizer:
         """The tokenizer in a model's folder.
 
         Raises:
-            NotFound: The folder has no tokenizer.
+            NotFound: The folder has no tokenizer, or a broken one.
             Unsupported: transformers has only a slow tokenizer for it, or of an unknown kind.
         """
-        from transformers import AutoTokenizer
-
         try:
-            hf = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError) as error:
+            if (Path(folder) / "tokenizer.json").is_file():
+                # As it is written there; and unlike AutoTokenizer this class imports no torch.
+                from transformers import PreTrainedTokenizerFast
+
+                hf = PreTrainedTokenizerFast.from_pretrained(folder)
+            else:
+                from transformers import AutoTokenizer
+
+                hf = AutoTokenizer.from_pretrained(folder)
+        except Exception as error:  # tokenizers raises that, transformers a dozen others
             raise NotFound(f"{folder}: the tokenizer cannot be loaded: {error}") from error
         if not hf.is_fast:
             raise Unsupported(f"{folder}: {type(hf).__name__} has no fast (tokenizers) form")

@@ -2,6 +2,8 @@
 
 import functools
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -249,6 +251,13 @@ def test_a_folder_without_a_tokenizer_is_not_found(tmp_path):
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("broken", ["", "{}", '{"model": 5}', "\x00"])
+def test_a_broken_tokenizer_is_told_of(tmp_path, broken):
+    (tmp_path / "tokenizer.json").write_text(broken)
+    with pytest.raises(NotFound, match="cannot be loaded"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused():
     from tokenizers import Tokenizer as Rust
     from tokenizers import decoders, models
@@ -258,6 +267,33 @@ def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused():
     made.decoder = decoders.WordPiece()
     with pytest.raises(Unsupported, match="WordPiece"):
         Tokenizer(PreTrainedTokenizerFast(tokenizer_object=made), "bert")
+
+
+def test_loading_a_tokenizer_imports_no_torch(tmp_path):
+    """The front never sees a tensor, and starts seconds earlier."""
+    folder = load("tiny_models").make_tiny_tokenizer(tmp_path / "t")
+    code = (
+        "import sys\n"
+        "from boughs.runtime.front.chat import ChatTemplate\n"
+        "from boughs.runtime.front.front import Front\n"
+        "from boughs.runtime.front.tokenizer import Tokenizer\n"
+        "chat = ChatTemplate(Tokenizer.load(sys.argv[1]))\n"
+        "chat.render_messages([{'role': 'user', 'content': 'x'}])\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code, str(folder)], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", kinds.EXACT)
+def test_a_saved_tokenizer_loads_as_it_was(tmp_path, name):
+    made = kinds.ALL[name]()
+    made.chat_template = "{{ bos_token }}{{ messages[0].content }}"
+    made.save_pretrained(tmp_path)
+    tok, was = Tokenizer.load(tmp_path), Tokenizer(made, name)
+    assert (tok.prefix, tok.bytes_of, tok.control) == (was.prefix, was.bytes_of, was.control)
+    text = [Text("<|user|> a\n b <|end|> c"), Content("<|user|> ä 日")]
+    assert encode_segments(tok, text) == encode_segments(was, text)
+    assert tok.hf.chat_template == made.chat_template
 
 
 def test_the_tiny_model_tokenizer_loads(tmp_path):
