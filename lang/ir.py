@@ -195,6 +195,10 @@ class Gen(Node):
 
     def __str__(self) -> str:
         given = {**self.sampling, **self.logprobs}
+        if self.dtype is not None:  # in place of the regex and stop that it stands for
+            given = {**given, "dtype": self.dtype.__name__}
+            del given["regex"]
+            given.pop("stop_regex", None)
         return _call("gen", self.name, given)
 
 

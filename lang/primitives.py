@@ -24,15 +24,21 @@ from boughs.lang.ir import (
 )
 from boughs.lang.parameters import Given, json_schema_text
 
-REGEX_INT = r"[-+]?[0-9]+[ \n]?"
-REGEX_FLOAT = r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)[ \n]?"
+REGEX_INT = r"[-+]?[0-9]+"
+REGEX_FLOAT = r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)"
 REGEX_BOOL = r"(True|False)"
 REGEX_STR = r'"([^"\\\x00-\x1f\x7f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
-"""The text of a `dtype`. A number may be followed by one space or newline so that the model can
-end it; that one is a stop, and so in no variable."""
+"""The texts of a `dtype`."""
 
-_NUMBER_STOPS = (" ", "\n")
 _DTYPES = {int: REGEX_INT, float: REGEX_FLOAT, bool: REGEX_BOOL, str: REGEX_STR}
+
+# A number ends where the model writes on: if only digits were allowed, a model that wants to go on
+# with " apples" would have to write digits up to the limit. So anything may follow that cannot
+# belong to a number, and is a stop. A comma cannot follow (10,000), nor, after a float, an e.
+_GOES_ON = {
+    int: (r"(([^0-9.,]|\.[^0-9])(?s:.)*)?", r"(?<=[0-9])[^0-9]"),
+    float: (r"(([^0-9.,eE]|\.[^0-9])(?s:.)*)?", r"(?<=[0-9])(\.[^0-9]|[^0-9.])"),
+}
 
 
 def gen(  # noqa: PLR0917 - SGLang's signature
@@ -324,12 +330,12 @@ def _dtype_of(dtype: object) -> type | None:
 
 
 def _constrain(arguments: dict[str, Any], kind: type) -> None:
-    """Put the regex of a dtype among a gen's arguments, and the stops that end a number."""
+    """Put the regex of a dtype among a gen's arguments, and the stop that ends a number."""
     for other in ("regex", "json_schema", "ebnf"):
         if arguments[other] is not None:
             raise InvalidRequest(f"{other}: cannot be given together with dtype", other)
     arguments["regex"] = _DTYPES[kind]
-    if kind not in (int, float):
+    if kind not in _GOES_ON:
         return
     for other in ("no_stop_trim", "min_tokens"):
         if arguments[other]:
@@ -338,5 +344,7 @@ def _constrain(arguments: dict[str, Any], kind: type) -> None:
                 "at a stop",
                 other,
             )
-    own = Given.parse({"stop": arguments["stop"]}, "gen: ").sampling.get("stop", ())
-    arguments["stop"] = (*own, *_NUMBER_STOPS)
+    rest, end = _GOES_ON[kind]
+    arguments["regex"] += rest
+    own = Given.parse({"stop_regex": arguments["stop_regex"]}, "gen: ")
+    arguments["stop_regex"] = (*own.sampling.get("stop_regex", ()), end)

@@ -144,7 +144,7 @@ def test_14_15_16_stops_of_users_stay_as_they_are():
     program.run(backend=backend)
     assert shared == ["."]
     stops = [call.request.params.stop for call in backend.calls]
-    assert stops == [(".", " ", "\n")] * 41 + [("a", "b")]
+    assert stops == [(".",)] * 41 + [("a", "b")]
 
 
 def test_17_37_joins_are_aligned_and_branches_know_all_that_the_state_knew():

@@ -5,6 +5,9 @@ import re
 
 import pydantic
 import pytest
+import regex
+from hypothesis import given
+from hypothesis import strategies as st
 
 import boughs
 from boughs.lang import ir, primitives
@@ -92,19 +95,67 @@ def test_a_minimum_alone_is_compared_with_the_maximum_of_the_run():
 @pytest.mark.parametrize("stop", [".", ["."], (".", "!")])
 def test_a_users_stop_list_stays_as_it_is(stop):
     before = stop.copy() if isinstance(stop, list) else stop
-    node = boughs.gen_int("x", stop=stop)
-    assert node.sampling["stop"] == (*stop, " ", "\n")
+    node = boughs.gen_int("x", stop=stop, stop_regex=["a+"])
+    assert node.sampling["stop"] == tuple(stop)
+    assert node.sampling["stop_regex"][0] == "a+"
     assert stop == before
+
+
+def ended(kind, text):
+    """What a gen with this dtype makes of what a model would write freely; None: it is masked."""
+    node = boughs.gen(dtype=kind)
+    pattern = regex.compile(node.sampling["regex"].replace("(?s:.)", r"[\s\S]"))
+    if not pattern.fullmatch(text):
+        return None
+    (stop,) = node.sampling["stop_regex"]
+    found = regex.search(stop, text)
+    return text if found is None else text[: found.start()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (int, "42", "42"),
+        (int, "-42 apples", "-42"),
+        (int, "+7\n\n", "+7"),
+        (int, "42. The end", "42"),
+        (int, "42.5", None),
+        (int, "42.", None),
+        (int, "10,000", None),
+        (int, " 4", None),
+        (int, "x", None),
+        (float, "3.14", "3.14"),
+        (float, "-3.14 or so", "-3.14"),
+        (float, "3.14.\n", "3.14"),
+        (float, "3. Then", "3"),
+        (float, ".5%", ".5"),
+        (float, "3 legs", "3"),
+        (float, "1e5", None),
+        (float, "1.", None),
+        (float, "1,5", None),
+    ],
+)
+def test_a_number_ends_where_the_model_writes_on(kind, text, value):
+    assert ended(kind, text) == value
+
+
+@given(st.sampled_from([int, float]), st.text(alphabet="0123456789+-.,e aA\n", max_size=8))
+def test_a_number_is_a_number_whatever_the_model_writes(kind, text):
+    value = ended(kind, text)
+    if value is not None:
+        kind(value)
+        assert value == value.strip()
+        assert text.startswith(value)
 
 
 @pytest.mark.parametrize(
     ("pattern", "good", "bad"),
     [
-        (primitives.REGEX_INT, ["7", "-12", "+0", "7 ", "7\n"], ["", "-", "7  ", "7.0", "a", " 7"]),
+        (primitives.REGEX_INT, ["7", "-12", "+0"], ["", "-", "7 ", "7\n", "7.0", "a", " 7"]),
         (
             primitives.REGEX_FLOAT,
-            ["7", "-1.5", ".5", "+2.25 ", "3.0\n"],
-            ["", ".", "1.", "1..2", "1.5  ", "e3"],
+            ["7", "-1.5", ".5", "+2.25"],
+            ["", ".", "1.", "1..2", "1.5 ", "e3"],
         ),
         (primitives.REGEX_BOOL, ["True", "False"], ["true", "True ", ""]),
         (
@@ -125,7 +176,9 @@ def test_the_texts_of_a_dtype(pattern, good, bad):
 def test_a_dtype_is_a_regex(kind):
     by_type, by_name = boughs.gen("x", dtype=kind), boughs.gen("x", dtype=kind.__name__)
     assert by_type == by_name
-    assert by_type.sampling["regex"] == getattr(primitives, f"REGEX_{kind.__name__.upper()}")
+    pattern = getattr(primitives, f"REGEX_{kind.__name__.upper()}")
+    assert by_type.sampling["regex"].startswith(pattern)
+    assert ("stop_regex" in by_type.sampling) == (kind in (int, float))
 
 
 class Person(pydantic.BaseModel):

@@ -16,7 +16,7 @@ def program(s, topic, *, size=2):
     s += boughs.assistant(boughs.gen("essay", max_tokens=9, stop="\n"))
     branches = s.fork(size)
     for i, branch in enumerate(branches):
-        branch += boughs.user(f"judge {i}") + boughs.assistant(boughs.gen_int("points"))
+        branch += boughs.user(f"judge {i}") + boughs.assistant(boughs.gen("points", 2, dtype=int))
     branches.join()
     total = sum(map(int, s["points"]))
     s["total"] = total
@@ -45,14 +45,14 @@ program program
       'judge 0'
       user ends
       assistant begins
-      gen('points', stop=(' ', '\\n'), regex='[-+]?[0-9]+[ \\\\n]?')
+      gen('points', max_new_tokens=2, dtype='int')
       assistant ends
     branch 1
       user begins
       'judge 1'
       user ends
       assistant begins
-      gen('points', stop=(' ', '\\n'), regex='[-+]?[0-9]+[ \\\\n]?')
+      gen('points', max_new_tokens=2, dtype='int')
       assistant ends
   join 2 (gather_variable)
   total = 0
