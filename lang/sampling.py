@@ -71,7 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         regex: The output matches this regular expression, wholly.
         json_schema: The output is JSON that is valid under this schema (a JSON string).
         ebnf: The output is derived from this grammar (Lark's dialect of llguidance).
-        priority: Higher runs earlier, under the `priority` policy.
+        priority: Higher is admitted earlier; the scheduler's policy orders those of one priority.
         cache_salt: Requests of different salts share no cached prefix.
         timeout: Seconds from arrival after which the request ends with `RequestTimeout`.
     """

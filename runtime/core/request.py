@@ -56,6 +56,11 @@ class Request:
         return self.submit.key
 
     @property
+    def priority(self) -> int:
+        """Higher goes first."""
+        return self.submit.params.priority
+
+    @property
     def prompt_len(self) -> int:
         """Tokens of the prompt."""
         return len(self.submit.prompt_ids)

@@ -1,8 +1,9 @@
 """Which requests compute which tokens in the next step.
 
 Each step has a token budget. Running decodes come first, one token each; then the chunks of
-running prefills; then waiting requests are admitted, in the order of the policy. When pages run
-out the last arrived is retracted: what it computed stays in the tree, and it waits again.
+running prefills; then waiting requests are admitted, by priority and then in the order of the
+policy. When pages run out the last arrived of the lowest priority is retracted: what it computed
+stays in the tree, and it waits again.
 
 The scheduler moves requests between its lists and pages through the prefix cache. It runs no
 model and sends nothing: what it decides is a `Step`.
@@ -10,6 +11,7 @@ model and sends nothing: what it decides is a `Step`.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -195,14 +197,14 @@ class Scheduler:
                 self.counters.decode_tokens += work.count
 
     def _decode(self, request: Request, step: Step) -> None:
-        """Give one decode its token, retracting the last arrived while pages are short."""
+        """Give one decode its token, retracting others while pages are short."""
         if step.tokens >= self._budget:
             return
         while request.sequence is not None:
             try:
                 self.cache.grow(request.sequence, len(request.tokens))
             except OutOfPages:
-                victim = self._running[-1]
+                victim = min(self._running, key=lambda r: (r.priority, -r.arrival))
                 if victim is not request:
                     self._retract(victim, step)
                 elif len(self._running) > 1:
@@ -259,16 +261,15 @@ class Scheduler:
             )
             for request in self._waiting
         ]
-        aged = AGED_AFTER
-        if self._policy == "fcfs":
-            return sorted(pairs, key=lambda pair: pair[0].arrival)
-        return sorted(
-            pairs,
-            key=lambda pair: (
-                (0, 0, pair[0].arrival)
-                if pair[0].passes >= aged
-                else (1, -pair[1], pair[0].arrival)
-            ),
+        return sorted(pairs, key=lambda pair: self._rank(*pair))
+
+    def _rank(self, request: Request, matched: int) -> tuple[int, int, int]:
+        """Lower goes first: priority, then age or the policy's order, then arrival."""
+        ahead = self._policy == "fcfs" or request.passes >= AGED_AFTER
+        return (
+            -request.priority,
+            -sys.maxsize if ahead else -matched,
+            request.arrival,
         )
 
     def _follows(self, request: Request, matched: int) -> bool:

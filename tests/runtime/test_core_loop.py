@@ -9,6 +9,7 @@ one that the same request gets alone.
 import hashlib
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -345,3 +346,16 @@ def test_small_requests_do_not_starve_a_large_one():
     order = [key for step in driver.model.steps for key, _, _ in step]
     assert order.index(1) < len(order) * 0.8
     assert driver.ids(1) == alone(submit(1, range(10, 30), 4))
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+def test_higher_priority_is_admitted_first(policy):
+    def request(key, priority):
+        made = submit(key, [key + 1] * 9, 3)
+        params = SamplingParams(temperature=0.0, max_new_tokens=3, seed=0, priority=priority)
+        return msgspec.structs.replace(made, params=params)
+
+    requests = [request(key, priority) for key, priority in enumerate([0, -1, 5, 5, 1])]
+    driver = Driver(budget=9, schedule_policy=policy, max_running_requests=1).run([requests])
+    order = list(dict.fromkeys(key for step in driver.model.steps for key, _, _ in step))
+    assert order == [2, 3, 4, 0, 1]
