@@ -7,7 +7,6 @@ each content and cutting at the sentinels. This module knows no tokens and no re
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from jinja2.exceptions import TemplateError
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.segments import Content, Ids, Role, Segment, Text
 
+from .conversation import plain_messages, texts_in
 from .tokenizer import Tokenizer
 
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
@@ -75,7 +75,7 @@ class ChatTemplate:
                 rendered.append(before_output)
             else:
                 rendered.append(before_text)
-            if len(rendered) == 1 and at > 0:
+            if len(rendered) == 1 and any(_is_something(before) for before in segments[:at]):
                 rendered[0] = rendered[0].removeprefix(self._bos)
         return rendered
 
@@ -101,7 +101,8 @@ class ChatTemplate:
             InvalidRequest: The messages are malformed, or the template refuses them.
             Unsupported: There is no template, or it rewrites a content that holds special tokens.
         """
-        plain = _plain_messages(messages)
+        plain = plain_messages(messages)
+        self._require_no_special(plain)
         if continue_final_message:
             add_generation_prompt = False
             if not plain[-1].get("content"):
@@ -115,11 +116,9 @@ class ChatTemplate:
         ]
         kwargs["add_generation_prompt"] = add_generation_prompt
         whole, cut = self._render(plain, **kwargs), self._render(marked, **kwargs)
-        for adapt in (str, str.strip):
-            segments = self._filled(cut, [adapt(content) for content in contents])
-            text = "".join(_text_of(segment) for segment in segments)
-            if text == whole:
-                return _up_to_last_content(segments) if continue_final_message else segments
+        segments = self._filled(cut, contents, whole)
+        if segments is not None:
+            return _up_to_last_content(segments) if continue_final_message else segments
         if any(token in content for token in self._tokenizer.control for content in contents):
             raise Unsupported(
                 f"{self._tokenizer.name}: a message holds the text of a special token, and the "
@@ -202,15 +201,46 @@ class ChatTemplate:
         """A text for a content: nothing that a template would trim, escape or look into."""
         return f"{self._nonce}n{at}z"
 
-    def _filled(self, cut: str, contents: list[str]) -> list[Segment]:
-        """A rendering with its sentinels replaced by contents."""
-        parts = re.split(f"{self._nonce}n([0-9]+)z", cut)
-        segments: list[Segment] = []
-        for at, part in enumerate(parts):
-            segment = Content(contents[int(part)]) if at % 2 else Text(part)
-            if _text_of(segment):
-                segments.append(segment)
-        return segments
+    def _filled(self, cut: str, contents: list[str], whole: str) -> list[Segment] | None:
+        """A rendering with its sentinels replaced by contents, trimmed as the template does.
+
+        Args:
+            cut: The rendering with sentinels.
+            contents: What they stand for.
+            whole: The rendering with the contents themselves.
+
+        Returns:
+            None where the template does more to a content than to trim it.
+        """
+        text, *rest = re.split(f"{self._nonce}n([0-9]+)z", cut)
+        if not whole.startswith(text):
+            return None
+        segments: list[Segment] = [Text(text)]
+        at = len(text)
+        for number, text in zip(rest[::2], rest[1::2], strict=True):
+            content = contents[int(number)]
+            for trimmed in (content, content.strip(), content.lstrip(), content.rstrip()):
+                if whole.startswith(trimmed + text, at):
+                    break
+            else:
+                return None
+            segments += [Content(trimmed), Text(text)]
+            at += len(trimmed) + len(text)
+        return [s for s in segments if _is_something(s)] if at == len(whole) else None
+
+    def _require_no_special(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Only contents can be told from what the template writes itself."""
+        for at, message in enumerate(messages):
+            for key, value in message.items():
+                if key == "content":
+                    continue
+                for text in texts_in(value):
+                    if any(token in text for token in self._tokenizer.special):
+                        where = f"messages[{at}].{key}"
+                        raise Unsupported(
+                            f"{where}: it holds the text of a special token; only a content may",
+                            where,
+                        )
 
     def _render(
         self,
@@ -237,52 +267,13 @@ class ChatTemplate:
         return str(rendered)
 
 
-def _text_of(segment: Segment) -> str:
-    return segment.content if isinstance(segment, Content) else getattr(segment, "text", "")
+def _is_something(segment: Segment) -> bool:
+    """Whether a segment adds anything to a prompt."""
+    if isinstance(segment, Text | Content):
+        return bool(segment.text if isinstance(segment, Text) else segment.content)
+    return not isinstance(segment, Ids) or bool(segment.ids)
 
 
 def _up_to_last_content(segments: list[Segment]) -> list[Segment]:
     last = max(at for at, segment in enumerate(segments) if isinstance(segment, Content))
     return segments[: last + 1]
-
-
-def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with contents as strings and arguments of tool calls as objects."""
-    if not messages:
-        raise InvalidRequest("messages: there is none", "messages")
-    return [_plain_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
-
-
-def _plain_message(message: object, where: str) -> dict[str, Any]:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InvalidRequest(f"{where}: expected an object with a role", where)
-    plain = dict(message)
-    content = plain.get("content")
-    if isinstance(content, list):
-        plain["content"] = "".join(_part_text(part, where) for part in content)
-    elif content is not None and not isinstance(content, str):
-        raise InvalidRequest(f"{where}.content: expected a string or a list of parts", where)
-    if plain.get("tool_calls"):
-        plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
-    return plain
-
-
-def _part_text(part: object, where: str) -> str:
-    kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (part, "")
-    if kind != "text":
-        raise Unsupported(f"{where}.content: only parts of type text, not {kind!r:.40}", where)
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{where}.content: expected a string as text, got {text!r:.40}", where)
-    return text
-
-
-def _plain_call(call: Any) -> Any:
-    """A tool call whose arguments are an object, as templates expect them."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}

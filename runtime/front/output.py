@@ -246,7 +246,9 @@ class ChoiceOutput:
                 logprob,
                 id_,
                 text_of(id_),
-                None if top is None else [(lp, other, text_of(other)) for other, lp in top[at]],
+                None
+                if top is None or logprob is None
+                else [(lp, other, text_of(other)) for other, lp in top[at]],
             )
             for at, (id_, logprob) in enumerate(zip(ids, logprobs, strict=True))
         ]

@@ -218,9 +218,9 @@ class Planner:
 
     def _require_known(self, ids: Sequence[int] | dict[int, float], where: str) -> None:
         for id_ in ids:
-            if not 0 <= id_ < self.limits.vocab_size:
+            if type(id_) is not int or not 0 <= id_ < self.limits.vocab_size:
                 raise InvalidRequest(
-                    f"{where}: token id {id_} is not in the vocabulary of "
+                    f"{where}: token id {id_!r} is not in the vocabulary of "
                     f"{self.limits.vocab_size} tokens",
                     where,
                 )

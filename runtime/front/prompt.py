@@ -141,11 +141,11 @@ def _give_back(tokenizer: Tokenizer, run: list[Part], segment: Ids, where: str) 
 
 def _less(tokenizer: Tokenizer, ids: list[int], count: int) -> list[int] | None:
     """`ids` without the last ones, which spell `count` bytes; None where no token ends there."""
-    for kept in range(len(ids), -1, -1):
+    for kept in range(len(ids), 0, -1):
         if count <= 0:
             return ids[:kept] if count == 0 else None
         count -= len(tokenizer.token_bytes(ids[kept - 1]))
-    return None
+    return [] if count == 0 else None
 
 
 def _without_tail(run: list[Part], chars: int) -> list[Part]:

@@ -8,6 +8,7 @@ through the `tokenizers` package. This module knows neither segments nor request
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -19,6 +20,9 @@ from boughs.lang.errors import InvalidRequest, NotFound, Unsupported
 
 Place = Literal["start", "special", "ids"]
 """What stands before a stretch: nothing, a special token, or token ids."""
+
+MOST_KEPT, LONGEST_KEPT = 4096, 1 << 14
+"""So many stretches of at most so many characters are remembered with their ids."""
 
 SPACE = "\u2581"
 """What SentencePiece writes for a space."""
@@ -68,6 +72,8 @@ class Tokenizer:
         self._never = frozenset(self.control.values()) - {hf.unk_token_id}
         self.prefix = tuple(_prefix(rust))
         self._rust = _by_place(plain)
+        # A state's texts come again with every turn and every fork.
+        self._known = functools.lru_cache(MOST_KEPT)(self._encode)
         steps = _steps(plain.get("decoder"))
         kind = _kind(steps, name)
         self.dummy_space = any(_drops_space(step) for step in steps)
@@ -107,6 +113,11 @@ class Tokenizer:
             stretch: The text.
             place: What stands before it; decides on the dummy space before the first word.
         """
+        if len(stretch) <= LONGEST_KEPT:
+            return list(self._known(stretch, place))
+        return self._encode(stretch, place)
+
+    def _encode(self, stretch: str, place: Place) -> list[int]:
         if not stretch:
             return []
         # Of a batch it makes no offsets, and lets other threads run.

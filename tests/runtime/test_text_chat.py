@@ -145,7 +145,9 @@ def test_bos_in_the_middle_of_a_state_is_left_out():
     assert chat(LLAMA3).render_roles(state) == ["<|user|>user<|end|>\n\n"]
     assert chat(LLAMA3).render_roles(state[1:]) == ["<s><|user|>user<|end|>\n\n"]
     tok = tokenizer(LLAMA3)
-    for begun in (state, state[1:], [Text(""), *state[1:]]):
+    empty = [Text(""), Content(""), Ids([]), *state[1:]]
+    assert chat(LLAMA3).render_roles(empty) == chat(LLAMA3).render_roles(state[1:])
+    for begun in (state, state[1:], empty):
         ids = encode_segments(tok, begun, chat(LLAMA3).render_roles(begun))
         assert ids[0] == 1
         assert ids.count(1) == 1
@@ -283,6 +285,14 @@ def test_special_tokens_in_a_content_that_the_template_rewrites_are_refused():
     assert text_of(made.render_messages([{"role": "user", "content": "abc"}])) == "ABC"
     with pytest.raises(Unsupported, match="special token"):
         made.render_messages([{"role": "user", "content": "a<|END|>".lower()}])
+
+
+def test_special_tokens_elsewhere_in_a_message_are_refused():
+    call = {"function": {"name": "f", "arguments": '{"x": ["a<|end|>"]}'}}
+    with pytest.raises(Unsupported, match=r"messages\[0\].tool_calls"):
+        chat(SMOLLM).render_messages([{"role": "user", "content": "", "tool_calls": [call]}])
+    with pytest.raises(Unsupported, match=r"messages\[0\].role"):
+        chat(SMOLLM).render_messages([{"role": "<s>", "content": "x"}])
 
 
 def test_parts_of_text_are_joined_and_others_refused():

@@ -243,6 +243,14 @@ def test_skip_bytes_that_do_not_agree_are_refused(before, ids, skip):
         encode_segments(tok, [*before, segment])
 
 
+def test_what_was_tokenized_is_not_the_callers_to_change():
+    tok = tokenizer("gpt2")
+    first = tok.encode("The quick", "start")
+    want = list(first)
+    first.append(7)
+    assert tok.encode("The quick", "start") == want
+
+
 # ---- loading ----
 
 
