@@ -18,7 +18,13 @@ from boughs.lang import choices, ir
 from boughs.lang.backend import Answer, Chunk, GenerateRequest, ScoreRequest
 from boughs.lang.backlog import Backlog
 from boughs.lang.contents import Contents
-from boughs.lang.errors import BackendError, InvalidRequest, RequestAborted
+from boughs.lang.errors import (
+    BackendError,
+    BoughsError,
+    InvalidRequest,
+    RequestAborted,
+    RequestTimeout,
+)
 from boughs.lang.failure import Failure
 from boughs.lang.loop import background_loop
 from boughs.lang.meta import meta_info
@@ -195,7 +201,13 @@ class Executor:
             rid=self._rid,
             cache_salt=node.cache_salt or self.run.defaults.cache_salt,
         )
-        scores = await self.run.backend.score(request)
+        seconds = self.run.defaults.timeout
+        try:
+            scores = await asyncio.wait_for(self.run.backend.score(request), seconds)
+        except TimeoutError as error:
+            if isinstance(error, BoughsError):
+                raise
+            raise RequestTimeout(f"timeout: no decision within {seconds:g} s") from None
         usage = self.run.usage
         usage.requests += 1
         usage.prompt_tokens += scores.prompt_tokens
@@ -264,8 +276,7 @@ class Executor:
             await self._prefill()
 
     async def _prefill(self) -> None:
-        params = SamplingParams(max_new_tokens=0, cache_salt=self.run.defaults.cache_salt)
-        await self._generate(params, LogprobOptions())
+        await self._generate(self.run.defaults.prefill(), LogprobOptions())
 
     async def _generate(self, params: SamplingParams, options: LogprobOptions) -> list[Answer]:
         """Ask the backend to continue this state, and stream what comes to the readers."""

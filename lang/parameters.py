@@ -86,6 +86,21 @@ class Defaults:
         """The one for every request that has none of its own."""
         return self._sampling.cache_salt
 
+    @property
+    def timeout(self) -> float | None:
+        """Seconds for every request that has no limit of its own."""
+        return self._sampling.timeout
+
+    def prefill(self) -> SamplingParams:
+        """The parameters of a request that makes no text."""
+        params = self._sampling
+        return SamplingParams(
+            max_new_tokens=0,
+            cache_salt=params.cache_salt,
+            priority=params.priority,
+            timeout=params.timeout,
+        )
+
     def sampling(self, own: Mapping[str, Any]) -> SamplingParams:
         """The parameters of a `gen` that gave `own`.
 

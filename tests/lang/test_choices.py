@@ -18,7 +18,7 @@ from boughs.lang.choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
-from boughs.lang.errors import BackendError, InvalidRequest
+from boughs.lang.errors import BackendError, InvalidRequest, RequestTimeout
 from boughs.testing import MockBackend
 
 logprob = st.floats(-20, 0)
@@ -183,3 +183,12 @@ def test_a_selects_usage_and_salt_count():
     state = program.run(backend=backend, cache_salt="u")
     assert (state.usage.requests, state.usage.prompt_tokens) == (2, 3 + 4)
     assert [call.request.cache_salt for call in backend.calls] == ["u", "t"]
+
+
+def test_the_runs_limit_of_time_holds_for_a_select():
+    @boughs.function
+    def program(s):
+        s += "abc" + boughs.select("x", choices=["a"])
+
+    with pytest.raises(RequestTimeout, match=r"variable 'x'.*no decision within 0\.05 s"):
+        program.run(backend=MockBackend(delay=30), timeout=0.05)

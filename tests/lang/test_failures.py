@@ -51,7 +51,6 @@ def test_run_raises_the_error_itself_with_its_place_and_cause():
 @pytest.mark.parametrize(
     "read",
     [
-        lambda s: s["good"] if time.sleep(0.05) is None else None,
         lambda s: s["bad"],
         lambda s: s["later"],
         lambda s: s["unknown"],

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import threading
 
 import pytest
 
@@ -563,6 +564,41 @@ def test_the_shared_prefix_is_sent_once_before_the_branches_always():
         program.run(early, backend=backend)
         assert [call.prefills for call in backend.calls] == [True] + [False] * 4
         assert backend.calls[0].text == "shared"
+
+
+def test_the_shared_prefix_is_computed_as_the_run_asks():
+    @boughs.function
+    def program(s):
+        s += "shared"
+        s.fork(2).join()
+
+    backend = MockBackend()
+    program.run(backend=backend, cache_salt="s", priority=3, timeout=9, temperature=0.5)
+    params = backend.calls[0].request.params
+    assert (params.cache_salt, params.priority, params.timeout) == ("s", 3, 9)
+
+
+@pytest.mark.timeout(20)
+def test_what_a_branch_was_given_is_read_without_waiting_for_what_it_makes():
+    gate = threading.Event()
+
+    class Gated(MockBackend):
+        async def generate(self, request):
+            if len(self.calls) == 1:
+                await asyncio.to_thread(gate.wait)
+            async for chunk in super().generate(request):
+                yield chunk
+
+    @boughs.function
+    def program(s):
+        s += boughs.gen("x")
+        branch = s.fork(1)[0]
+        branch += boughs.gen("slow")
+        value = branch["x"]
+        gate.set()
+        return value, branch["slow"]
+
+    assert program.run(backend=Gated(["a", "b"])).ret_value == ("a", "b")
 
 
 @pytest.mark.parametrize(("text", "size"), [("shared", 1), ("", 3)])
