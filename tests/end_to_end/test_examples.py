@@ -48,6 +48,7 @@ def test_there_is_an_example_of_each_kind():
     assert len(NAMES) >= 7
 
 
+@pytest.mark.slow  # the endpoint's test runs each of them as well, and shares one model's loading
 @pytest.mark.parametrize("name", NAMES)
 def test_in_process(demo_model, name):
     del demo_model  # it is there, so that no example pulls it
