@@ -24,6 +24,7 @@ from boughs.runtime.config import EngineConfig
 from boughs.runtime.front.batch import Batch, Json
 from boughs.runtime.front.front import Front
 from boughs.runtime.front.link import process_link, thread_link
+from boughs.runtime.models.progress import bar
 from boughs.runtime.models.store import resolve
 
 T = TypeVar("T")
@@ -49,8 +50,9 @@ class Engine:
 
     def __init__(self, model_path: str, *, in_process: bool = False, **config: Any) -> None:
         settings = EngineConfig.from_kwargs(model_path=model_path, **config)
-        settings = msgspec.structs.replace(settings, model_path=str(resolve(settings.model_path)))
-        self.model_path = settings.model_path
+        with bar() as progress:
+            self.model_path = str(resolve(settings.model_path, progress=progress))
+        settings = msgspec.structs.replace(settings, model_path=self.model_path)
         self.endpoint = Front(settings, thread_link if in_process else process_link)
         self._owner = os.getpid()
         self._closed = False

@@ -22,7 +22,7 @@ from boughs.runtime.messages import Limits
 from .chat import ChatTemplate
 from .link import Link, process_link
 from .output import ChoiceOutput
-from .plan import Planner, ScorePlan, text_size
+from .plan import Planner, ScorePlan, submit_choice, submit_score, text_size
 from .running import Running
 from .supervisor import Supervisor
 from .tokenizer import Tokenizer
@@ -48,15 +48,12 @@ class Front:
     Attributes:
         config: As given.
         model_path: The model's folder.
-        tokenizer: Its tokenizer; set by `start`, as are the next two.
-        chat: Its chat template.
-        limits: What the core can serve.
+        tokenizer: Its tokenizer; set by `start`.
+        chat: Its chat template; set by `start`.
     """
 
     tokenizer: Tokenizer
     chat: ChatTemplate
-    limits: Limits
-    _planner: Planner
 
     def __init__(
         self, config: EngineConfig, connect: Callable[[EngineConfig], Link] = process_link
@@ -77,13 +74,21 @@ class Front:
         try:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, self.model_path)
             self.chat = ChatTemplate(self.tokenizer)
-            self.limits = await core
+            await core
         except BaseException:
             core.cancel()
             await asyncio.gather(core, return_exceptions=True)
             await self._core.close()
             raise
-        self._planner = Planner(self.tokenizer, self.chat, self.limits)
+
+    @property
+    def limits(self) -> Limits:
+        """What the core can serve: the one that runs now."""
+        return self._core.limits
+
+    @property
+    def _planner(self) -> Planner:
+        return Planner(self.tokenizer, self.chat, self.limits)
 
     async def close(self) -> None:
         """End the core; what still runs fails with `RequestAborted`. May be called twice."""
@@ -107,7 +112,7 @@ class Front:
             going: dict[int, ChoiceOutput] = {}
             for index in range(asked.params.n):
                 going[index] = ChoiceOutput(self.tokenizer, asked, index)
-                run.submit(self._planner.submit(asked, index))
+                run.submit(submit_choice(asked, index))
             while going:
                 event = await run.next()
                 if event is None:
@@ -156,7 +161,7 @@ class Front:
         for place, (ids, start) in enumerate(wanted):
             if len(ids) > start:  # else there is nothing to compute
                 places.append(place)
-                run.submit(self._planner.submit_score(ids, start, cache_salt))
+                run.submit(submit_score(ids, start, cache_salt))
         left = len(places)
         while left:
             event = await run.next()

@@ -56,7 +56,7 @@ class Planner:
     def __init__(self, tokenizer: Tokenizer, chat: ChatTemplate, limits: Limits) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
-        self.limits = limits
+        self._limits = limits
 
     def plan(self, request: GenerateRequest, rid: str) -> Asked:
         """What `request` asks of each of its choices.
@@ -141,39 +141,6 @@ class Planner:
         border = min(_common(prompt, ids) for ids in sequences)
         return ScorePlan(prompt, sequences, border, rendered)
 
-    def submit(self, asked: Asked, choice: int) -> Submit:
-        """The message for one choice. Its key is drawn when it is sent."""
-        params = msgspec.structs.replace(
-            asked.params,
-            n=1,
-            stop=(),
-            stop_regex=(),
-            stop_token_ids=(*asked.params.stop_token_ids, *asked.stop_texts),
-            timeout=None,
-        )
-        return Submit(
-            key=0,
-            prompt_ids=asked.prompt_ids,
-            params=params,
-            choice=choice,
-            namespace=params.cache_salt or "",
-            logprobs=asked.logprobs,
-            top_logprobs=asked.top_logprobs,
-            prompt_logprobs_from=asked.prompt_logprobs_from,
-            confirm=asked.params.stops_in_text,
-        )
-
-    @staticmethod
-    def submit_score(ids: list[int], start: int, cache_salt: str | None) -> Submit:
-        """The message that asks for the logprobs of `ids` from position `start` on."""
-        return Submit(
-            key=0,
-            prompt_ids=ids,
-            params=SamplingParams(max_new_tokens=0, seed=0),
-            namespace=cache_salt or "",
-            prompt_logprobs_from=start,
-        )
-
     # ---- checks ----
 
     def _require_bounded(self, segments: list[Segment]) -> None:
@@ -181,17 +148,17 @@ class Planner:
 
         A normalizer may shrink a text, though hardly to a quarter.
         """
-        most = 4 * self._tokenizer.longest * self.limits.context_length
+        most = 4 * self._tokenizer.longest * self._limits.context_length
         size = text_size(segments)
         if size > most:
             raise Unservable(
                 f"prompt: {size} characters are more than the context of "
-                f"{self.limits.context_length} tokens can ever hold",
+                f"{self._limits.context_length} tokens can ever hold",
                 "prompt",
             )
 
     def _require_fit(self, ids: Sequence[int], what: str) -> None:
-        bounds = (self.limits.context_length, "context"), (self.limits.pool_tokens, "KV cache")
+        bounds = (self._limits.context_length, "context"), (self._limits.pool_tokens, "KV cache")
         bound, where = min(bounds)
         if len(ids) + 1 > bound:
             raise Unservable(
@@ -202,7 +169,7 @@ class Planner:
 
     def _max_new_tokens(self, params: SamplingParams, prompt: int) -> int:
         """An output that reaches the context ends there, with `length`."""
-        room = self.limits.context_length - prompt
+        room = self._limits.context_length - prompt
         return room if params.max_new_tokens is None else min(params.max_new_tokens, room)
 
     def _check_texts(self, params: SamplingParams) -> None:
@@ -218,17 +185,17 @@ class Planner:
 
     def _require_known(self, ids: Sequence[int] | dict[int, float], where: str) -> None:
         for id_ in ids:
-            if type(id_) is not int or not 0 <= id_ < self.limits.vocab_size:
+            if type(id_) is not int or not 0 <= id_ < self._limits.vocab_size:
                 raise InvalidRequest(
                     f"{where}: token id {id_!r} is not in the vocabulary of "
-                    f"{self.limits.vocab_size} tokens",
+                    f"{self._limits.vocab_size} tokens",
                     where,
                 )
 
     def _check_logprobs(self, request: GenerateRequest, prompt: int) -> int | None:
         """The first prompt position with a logprob."""
         start, top = request.logprob_start_len, request.top_logprobs_num
-        most = min(MAX_TOP_LOGPROBS, self.limits.vocab_size)
+        most = min(MAX_TOP_LOGPROBS, self._limits.vocab_size)
         if not 0 <= top <= most:
             raise InvalidRequest(
                 f"top_logprobs_num must be from 0 to {most}, got {top}", "top_logprobs_num"
@@ -289,4 +256,38 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many first elements are equal."""
     return next(
         (at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+def submit_choice(asked: Asked, choice: int) -> Submit:
+    """The message for one choice. Its key is drawn when it is sent."""
+    params = msgspec.structs.replace(
+        asked.params,
+        n=1,
+        stop=(),
+        stop_regex=(),
+        stop_token_ids=(*asked.params.stop_token_ids, *asked.stop_texts),
+        timeout=None,
+    )
+    return Submit(
+        key=0,
+        prompt_ids=asked.prompt_ids,
+        params=params,
+        choice=choice,
+        namespace=params.cache_salt or "",
+        logprobs=asked.logprobs,
+        top_logprobs=asked.top_logprobs,
+        prompt_logprobs_from=asked.prompt_logprobs_from,
+        confirm=asked.params.stops_in_text,
+    )
+
+
+def submit_score(ids: list[int], start: int, cache_salt: str | None) -> Submit:
+    """The message that asks for the logprobs of `ids` from position `start` on."""
+    return Submit(
+        key=0,
+        prompt_ids=ids,
+        params=SamplingParams(max_new_tokens=0, seed=0),
+        namespace=cache_salt or "",
+        prompt_logprobs_from=start,
     )

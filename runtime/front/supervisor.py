@@ -63,10 +63,13 @@ class Supervisor:
         connect: Makes the link to a new core.
 
     Attributes:
+        limits: What the core can serve; set when one is ready.
         ready: Whether there is a core that can be given work now.
         restarts: How many cores have died and been replaced.
         fault: Why there is no core any more, and will be none.
     """
+
+    limits: Limits
 
     def __init__(self, connect: Callable[[], Link]) -> None:
         self._connect = connect
@@ -83,16 +86,15 @@ class Supervisor:
         self.restarts = 0
         self.fault: str | None = None
 
-    async def start(self) -> Limits:
+    async def start(self) -> None:
         """Start the core and wait until its model is loaded.
 
         Raises:
             BoughsError: What the core reports, or `EngineDied` with what it printed.
         """
-        limits = await self._open()
+        await self._open()
         self.ready = True
         self._task = asyncio.create_task(self._serve())
-        return limits
 
     @property
     def in_flight(self) -> int:
@@ -168,7 +170,7 @@ class Supervisor:
 
     # ---- the core's life ----
 
-    async def _open(self) -> Limits:
+    async def _open(self) -> None:
         """Start a core and wait until it is ready. On failure nothing of it stays behind."""
         link = self._link = self._connect()
         try:
@@ -177,7 +179,7 @@ class Supervisor:
             if isinstance(message, Failed):
                 raise as_error(*message.error)
             assert isinstance(message, Ready), "a core speaks first of its limits or its failure"
-            return message.limits
+            self.limits = message.limits
         except BaseException as error:
             await link.close()
             if isinstance(error, CoreGone):

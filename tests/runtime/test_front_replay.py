@@ -14,6 +14,7 @@ from boughs.lang.errors import (
     EngineDied,
     RequestAborted,
     RequestTimeout,
+    Unservable,
 )
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.front import link as links
@@ -127,6 +128,15 @@ def test_what_was_sent_is_not_sent_again_and_counts_stay():
         assert (first.prompt_logprobs_from, second.prompt_logprobs_from) == (1, None)
         assert first.params == second.params == third.params
         assert run(front.stats())["restarts"] == 2
+
+
+def test_what_a_new_core_can_serve_is_what_counts():
+    cores = Cores({"die_on": 300}, {"context": 64})
+    with running_front(cores) as front:
+        answers_of(front, GenerateRequest(prompt=[300], params=SamplingParams(max_new_tokens=2)))
+        assert front.limits.context_length == 64
+        with pytest.raises(Unservable, match="context of 64"):
+            answers_of(front, GenerateRequest(prompt=[70] * 64))
 
 
 def test_a_call_that_waits_is_asked_again():
