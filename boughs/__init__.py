@@ -3,7 +3,8 @@
 This module only hands names on, each when it is first asked for: importing it loads neither torch
 nor anything of the runtime.
 """
-# ruff: noqa: F401 - the imports below tell type checkers what is handed on; a test compares them
+# ruff: noqa: F401, PLC0414 - the imports below tell type checkers what is handed on (`as`: also
+# under mypy's strict rules); a test compares them
 
 from __future__ import annotations
 
@@ -12,61 +13,64 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from boughs.lang.choices import (
-        ChoicesDecision,
-        ChoicesSamplingMethod,
-        greedy_token_selection,
-        token_length_normalized,
-        unconditional_likelihood_normalized,
+        ChoicesDecision as ChoicesDecision,
+        ChoicesSamplingMethod as ChoicesSamplingMethod,
+        greedy_token_selection as greedy_token_selection,
+        token_length_normalized as token_length_normalized,
+        unconditional_likelihood_normalized as unconditional_likelihood_normalized,
     )
     from boughs.lang.current import (
-        backend,
-        flush_cache,
-        get_server_info,
-        global_config,
-        set_default_backend,
+        backend as backend,
+        flush_cache as flush_cache,
+        get_server_info as get_server_info,
+        global_config as global_config,
+        set_default_backend as set_default_backend,
     )
-    from boughs.lang.endpoint import RuntimeEndpoint
+    from boughs.lang.endpoint import RuntimeEndpoint as RuntimeEndpoint
     from boughs.lang.errors import (
-        BackendError,
-        BoughsError,
-        EngineDied,
-        GrammarError,
-        Incomplete,
-        InvalidRequest,
-        NotFound,
-        Overloaded,
-        ProgramError,
-        RequestAborted,
-        RequestTimeout,
-        Unauthorized,
-        Unservable,
-        Unsupported,
+        BackendError as BackendError,
+        BoughsError as BoughsError,
+        EngineDied as EngineDied,
+        GrammarError as GrammarError,
+        Incomplete as Incomplete,
+        InvalidRequest as InvalidRequest,
+        NotFound as NotFound,
+        Overloaded as Overloaded,
+        ProgramError as ProgramError,
+        RequestAborted as RequestAborted,
+        RequestTimeout as RequestTimeout,
+        Unauthorized as Unauthorized,
+        Unservable as Unservable,
+        Unsupported as Unsupported,
     )
-    from boughs.lang.group import ProgramStateGroup
-    from boughs.lang.launch import Runtime
+    from boughs.lang.group import ProgramStateGroup as ProgramStateGroup
+    from boughs.lang.launch import Runtime as Runtime
     from boughs.lang.primitives import (
-        assistant,
-        assistant_begin,
-        assistant_end,
-        content,
-        gen,
-        gen_int,
-        gen_string,
-        role,
-        role_begin,
-        role_end,
-        select,
-        system,
-        system_begin,
-        system_end,
-        user,
-        user_begin,
-        user_end,
+        assistant as assistant,
+        assistant_begin as assistant_begin,
+        assistant_end as assistant_end,
+        content as content,
+        gen as gen,
+        gen_int as gen_int,
+        gen_string as gen_string,
+        role as role,
+        role_begin as role_begin,
+        role_end as role_end,
+        select as select,
+        system as system,
+        system_begin as system_begin,
+        system_end as system_end,
+        user as user,
+        user_begin as user_begin,
+        user_end as user_end,
     )
-    from boughs.lang.program import Program, function
-    from boughs.lang.sampling import SamplingParams
-    from boughs.lang.state import ProgramState
-    from boughs.runtime.engine import Engine
+    from boughs.lang.program import (
+        Program as Program,
+        function as function,
+    )
+    from boughs.lang.sampling import SamplingParams as SamplingParams
+    from boughs.lang.state import ProgramState as ProgramState
+    from boughs.runtime.engine import Engine as Engine
 
 __version__ = "0.1.0"
 
