@@ -3,8 +3,7 @@
 This module only hands names on, each when it is first asked for: importing it loads neither torch
 nor anything of the runtime.
 """
-# ruff: noqa: F401, PLC0414 - the imports below tell type checkers what is handed on (`as`: also
-# under mypy's strict rules); a test compares them
+# The imports below tell type checkers what is handed on (`as`: under strict rules, too).
 
 from __future__ import annotations
 
