@@ -27,6 +27,7 @@ from boughs.radix import Eviction, PrefixCache
 
 # `make bench` sets PYTHONSAFEPATH, with which the folder of a script is not searched.
 sys.path.insert(0, str(Path(__file__).parent))
+import radix_orders
 from radix_traces import RNG, TRACES, draw, pool_tokens, replay, store
 
 PAGE = 16
@@ -285,6 +286,16 @@ def traces(sglang, requests: int) -> Table:
     return table
 
 
+def orders(requests: int) -> Table:
+    """How much is computed twice, by the order of admission."""
+    table = Table(title=f"tokens computed over the tree's edges, {requests:,} requests at once")
+    for name in ("trace", "order", "one at a time", "batches of 8", "batches of 32"):
+        table.add_column(name, justify="left" if name in ("trace", "order") else "right")
+    for name, policy, ratios in radix_orders.measure(requests):
+        table.add_row(name, policy, *(f"{ratio:.3f}" for ratio in ratios))
+    return table
+
+
 def load_sglang(wheel: Path | None, folder: Path):
     """SGLang's tree, a module whose `make` builds one, or None where it is not to be had."""
     import sglang_radix
@@ -309,6 +320,7 @@ def main() -> None:
             sglang = load_sglang(arguments.wheel, Path(folder))
         console.print(operations(sglang))
         console.print(traces(sglang, arguments.requests))
+    console.print(orders(arguments.requests // 4))
 
 
 if __name__ == "__main__":

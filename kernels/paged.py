@@ -17,7 +17,7 @@ from numba import float32, int32, int64, types
 from numpy.typing import NDArray
 
 from .compiled import compiled, entry_point, sources
-from .simd import BLOCK, LANES, ROWS, dot_16, multiply_add, weigh_column, weigh_row
+from .simd import BLOCK, LANES, ROWS, dot_16, multiply_add, prefetch, weigh_column, weigh_row
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -167,10 +167,16 @@ def _few(  # noqa: PLR0917
     top = np.full(count, LOWEST)
     total = np.zeros(count, np.float32)
     offsets = np.empty(TILE, np.int64)
+    ahead = np.empty(TILE, np.int64)
+    _find(pages, kv_begin, min(TILE, kv_end - kv_begin), page_size, kv_heads * dim, ahead)
     for begin in range(kv_begin, kv_end, TILE):
         width = min(TILE, kv_end - begin)
-        _find(pages, begin, width, page_size, kv_heads * dim, offsets)
+        offsets, ahead = ahead, offsets
+        rest = min(TILE, kv_end - begin - TILE)
+        if rest > 0:
+            _find(pages, begin + TILE, rest, page_size, kv_heads * dim, ahead)
         for j in range(0, width, LANES):
+            _prefetch(keys, ahead, j, rest, kv_heads * dim)
             for i in range(count):
                 shift = (head + i // each) * dim
                 dot_16(queries, i * dim, keys, offsets, j, shift, dim, scores, i * TILE + j)
@@ -183,6 +189,7 @@ def _few(  # noqa: PLR0917
                 acc[i, d] *= factor
         for j in range(0, width, LANES):
             depth = min(LANES, width - j)
+            _prefetch(values, ahead, j, rest, kv_heads * dim)
             for h in range(head_end - head):
                 start = h * each
                 _add_product(
@@ -212,7 +219,7 @@ def _many(  # noqa: PLR0917
     each = len(q) * group
     columns = _whole(each)
     width_v = _whole(dim)
-    keys = k.reshape(-1)
+    keys, all_values = k.reshape(-1), v.reshape(-1)
     queries = np.zeros((dim, columns), np.float32)
     scores = np.zeros((TILE, columns), np.float32)
     values = np.zeros(TILE * width_v, np.float32)
@@ -243,12 +250,21 @@ def _many(  # noqa: PLR0917
             _weigh_columns(scores, width, top, total, acc)
             for j in range(width):
                 start = offsets[j] + h * dim
-                values[j * width_v : j * width_v + dim] = v.reshape(-1)[start : start + dim]
+                for d in range(dim):
+                    values[j * width_v + d] = all_values[start + d]
             _add_product(
                 columns, scores.reshape(-1), places, 0, 0, columns,
                 values, value_rows, 0, 0, width, acc, 0,
             )  # fmt: skip
         _finish(piece, h, group, acc[:each], top[:each], total[:each], out, parts)
+
+
+@compiled
+def _prefetch(array: Floats, rows: Words, first: int, end: int, row: int) -> None:
+    """Ask for LANES of the rows that the next tile reads."""
+    for j in range(first, min(end, first + LANES)):
+        for d in range(0, row, LANES):
+            prefetch(array, rows[j] + d)
 
 
 @compiled
@@ -304,16 +320,16 @@ def _add_product(  # noqa: PLR0917
     width = c.shape[1]
     width = c.shape[1]
     flat = c.reshape(-1)
-    for row in range(0, count, ROWS):
-        first = 0
-        while first < width:
-            vectors = BLOCK if width - first >= BLOCK * LANES else 1
+    first = 0
+    while first < width:  # columns outside: a block of b stays in the cache for all rows
+        vectors = BLOCK if width - first >= BLOCK * LANES else 1
+        for row in range(0, count, ROWS):
             multiply_add(
                 min(ROWS, count - row), vectors, a, a_rows, a_row + row, a_shift, a_step,
                 b, b_rows, b_row, b_shift + first, depth,
                 flat, (c_row + row) * width + first, width,
             )  # fmt: skip
-            first += vectors * LANES
+        first += vectors * LANES
 
 
 @compiled

@@ -333,3 +333,20 @@ def weigh_row(typing_context: Any, scores: Any, start: Any, tops: Any, totals: A
         return builder.extract_element(factor, first)
 
     return signature, generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, array: Any, start: Any):
+    """Ask for the cache line of an element that will be read soon."""
+    signature = types.void(array, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit = _Emit(context, builder, signature, args)
+        pointer = builder.bitcast(emit.at(emit.data(0), args[1]), cgutils.voidptr_t)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _INT32, _INT32, _INT32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, near, data = 0, 3, 1
+        builder.call(function, [pointer, *(ir.Constant(_INT32, x) for x in (read, near, data))])
+        return context.get_dummy_value()
+
+    return signature, generate

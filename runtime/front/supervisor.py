@@ -20,6 +20,7 @@ from boughs.runtime.messages import (
     Abort,
     Call,
     Failed,
+    Finish as FinishMessage,
     FromCore,
     Limits,
     Output,
@@ -29,7 +30,6 @@ from boughs.runtime.messages import (
     Submit,
     ToCore,
 )
-from boughs.runtime.messages import Finish as FinishMessage
 
 from .link import CoreGone, Link
 from .submission import Deliver, Submission

@@ -4,8 +4,7 @@ import math
 from statistics import fmean
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 import boughs
 from boughs.lang.backend import ChoiceScore, Scores

@@ -1,8 +1,7 @@
 """A state's contents against a naive model: a list of (kind, text)."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from boughs.lang import segments as seg
 from boughs.lang.backend import Answer

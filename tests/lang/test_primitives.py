@@ -6,8 +6,7 @@ import re
 import pydantic
 import pytest
 import regex
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import boughs
 from boughs.lang import ir, primitives

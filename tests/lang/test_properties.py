@@ -1,8 +1,7 @@
 """Random programs: streamed = unstreamed, forked = sequential, batched = alone, async = plain."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import boughs
 from boughs.testing import MockBackend

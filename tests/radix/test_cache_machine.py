@@ -4,8 +4,7 @@ import random
 
 import pytest
 from boughs_fixtures_cache_world import OPERATIONS, World
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,

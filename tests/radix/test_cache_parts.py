@@ -9,8 +9,7 @@ import sys
 import numpy as np
 import pytest
 from boughs_fixtures_cache_world import encode, store
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from boughs.radix import (
     Eviction,

@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.config import EngineConfig

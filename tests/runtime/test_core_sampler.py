@@ -6,8 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.core.sampler import RowState, kept_probs, sample, top_logprobs, uniform

@@ -15,8 +15,7 @@ from boughs.lang.errors import (
     Unservable,
 )
 from boughs.lang.segments import Ids
-from boughs.runtime.messages import Abort, Submit
-from boughs.runtime.messages import Finish as FinishMessage
+from boughs.runtime.messages import Abort, Finish as FinishMessage, Submit
 
 
 def load(name):

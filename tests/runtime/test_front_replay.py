@@ -6,8 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from boughs.lang.backend import GenerateRequest, ScoreRequest, collect
 from boughs.lang.errors import (
@@ -17,8 +16,7 @@ from boughs.lang.errors import (
     Unservable,
 )
 from boughs.lang.sampling import SamplingParams
-from boughs.runtime.front import link as links
-from boughs.runtime.front import supervisor
+from boughs.runtime.front import link as links, supervisor
 from boughs.runtime.messages import Submit
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from boughs.lang.backend import Finish, GenerateRequest
 from boughs.lang.segments import Content, Ids, Role, Text
-from boughs.runtime.messages import Abort, Submit
-from boughs.runtime.messages import Finish as FinishMessage
+from boughs.runtime.messages import Abort, Finish as FinishMessage, Submit
 
 
 def load(name):

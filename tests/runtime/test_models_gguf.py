@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from boughs.lang.errors import InvalidRequest, NotFound, Unsupported
 from boughs.runtime.models import store

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from boughs.kernels.backend import AttentionConfig, make_backend
 from boughs.kernels.batch import AttentionBatch

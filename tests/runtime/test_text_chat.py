@@ -5,8 +5,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.segments import Content, Ids, Role, Text

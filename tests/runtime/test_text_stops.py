@@ -2,8 +2,7 @@
 
 import pytest
 import regex
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from boughs.lang.errors import InvalidRequest
 from boughs.runtime.front import stops

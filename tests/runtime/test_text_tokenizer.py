@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from boughs.lang.errors import InvalidRequest, NotFound, Unsupported
 from boughs.lang.segments import Content, Ids, Role, Text
@@ -267,8 +266,7 @@ def test_a_broken_tokenizer_is_told_of(tmp_path, broken):
 
 
 def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused():
-    from tokenizers import Tokenizer as Rust
-    from tokenizers import decoders, models
+    from tokenizers import Tokenizer as Rust, decoders, models
     from transformers import PreTrainedTokenizerFast
 
     made = Rust(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
