@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+HUGE = 1 << 30
+"""Bytes of a pool from which on it asks for the system's large pages, of some 2 MiB."""
 
 
 class RowCopy(Protocol):
@@ -115,8 +120,14 @@ def _zeros(size: int) -> mmap.mmap:
     """`size` bytes that are zero and take no memory until they are written.
 
     The system maps a page of its own on the first write, which `torch.zeros` would do for all.
+    Large pools ask for large ones, which save a tenth of the time of reading many of ours.
     """
     try:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no {size >> 20} MiB for the KV cache: {error}") from error
+    if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        # A system built without them refuses; nothing is lost but the gain.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

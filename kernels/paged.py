@@ -155,20 +155,23 @@ def _few(  # noqa: PLR0917
     group = q.shape[1] // kv_heads
     each = len(q) * group  # query vectors of a KV head
     count = each * (head_end - head)
+    keys, values = k.reshape(-1), v.reshape(-1)
+    offsets = np.empty(TILE, np.int64)
+    ahead = np.empty(TILE, np.int64)
+    rest = min(TILE, kv_end - kv_begin)
+    _find(pages, kv_begin, rest, page_size, kv_heads * dim, ahead)
+    _prefetch(keys, ahead, 0, rest, kv_heads * dim)
+    _prefetch(values, ahead, 0, rest, kv_heads * dim)
     queries = np.empty(count * dim, np.float32)
     for i in range(count):
         query = q[i % each // group, (head + i // each) * group + i % group]
         for d in range(dim):
             queries[i * dim + d] = query[d] * scale
-    keys, values = k.reshape(-1), v.reshape(-1)
     scores = np.zeros(count * TILE, np.float32)
     score_rows = np.arange(count) * TILE
     acc = np.zeros((count, dim), np.float32)
     top = np.full(count, LOWEST)
     total = np.zeros(count, np.float32)
-    offsets = np.empty(TILE, np.int64)
-    ahead = np.empty(TILE, np.int64)
-    _find(pages, kv_begin, min(TILE, kv_end - kv_begin), page_size, kv_heads * dim, ahead)
     for begin in range(kv_begin, kv_end, TILE):
         width = min(TILE, kv_end - begin)
         offsets, ahead = ahead, offsets
@@ -176,7 +179,8 @@ def _few(  # noqa: PLR0917
         if rest > 0:
             _find(pages, begin + TILE, rest, page_size, kv_heads * dim, ahead)
         for j in range(0, width, LANES):
-            _prefetch(keys, ahead, j, rest, kv_heads * dim)
+            _prefetch(keys, ahead, j, min(rest, j + LANES), kv_heads * dim)
+            _prefetch(values, ahead, j, min(rest, j + LANES), kv_heads * dim)
             for i in range(count):
                 shift = (head + i // each) * dim
                 dot_16(queries, i * dim, keys, offsets, j, shift, dim, scores, i * TILE + j)
@@ -187,15 +191,12 @@ def _few(  # noqa: PLR0917
             factor = weigh_row(scores, i * TILE, top, total, i)
             for d in range(dim):
                 acc[i, d] *= factor
-        for j in range(0, width, LANES):
-            depth = min(LANES, width - j)
-            _prefetch(values, ahead, j, rest, kv_heads * dim)
-            for h in range(head_end - head):
-                start = h * each
-                _add_product(
-                    each, scores, score_rows, start, j, 1,
-                    values, offsets, j, (head + h) * dim, depth, acc, start,
-                )  # fmt: skip
+        for h in range(head_end - head):
+            start = h * each
+            _add_product(
+                each, scores, score_rows, start, 0, 1,
+                values, offsets, 0, (head + h) * dim, width, acc, start,
+            )  # fmt: skip
     for h in range(head_end - head):
         mine = slice(h * each, (h + 1) * each)
         _finish(piece, head + h, group, acc[mine], top[mine], total[mine], out, parts)
@@ -261,8 +262,8 @@ def _many(  # noqa: PLR0917
 
 @compiled
 def _prefetch(array: Floats, rows: Words, first: int, end: int, row: int) -> None:
-    """Ask for LANES of the rows that the next tile reads."""
-    for j in range(first, min(end, first + LANES)):
+    """Ask for rows that the next tile reads."""
+    for j in range(first, end):
         for d in range(0, row, LANES):
             prefetch(array, rows[j] + d)
 

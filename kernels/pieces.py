@@ -15,8 +15,8 @@ from .paged import TILE, is_few
 VECTORS = 192
 """Query vectors of a KV head in a piece with many of them: enough to be bound by arithmetic."""
 
-FEW_BYTES = 384 << 10
-"""KV that a piece with few query vectors reads, about; some 30 microseconds."""
+FEW_BYTES = 768 << 10
+"""KV that a piece with few query vectors reads, about; some 60 microseconds."""
 
 MANY_POSITIONS = 1024
 """Positions that a piece with many query vectors sees, about, times the pieces side by side."""
