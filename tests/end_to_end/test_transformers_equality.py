@@ -132,11 +132,12 @@ def test_chunked_at_odd_sizes(demo_model, cases, budget):
 def test_after_forced_retraction(demo_model, cases):
     """A pool in which the batch does not fit: requests are retracted, and lose nothing."""
     chosen = [case for case in cases if len(case[1]) < 220][:16]
-    pages = 40
-    per_page = 2 * 30 * 16 * 3 * 64 * 4
+    pages, page_size = 160, 4
+    per_page = 2 * 30 * page_size * 3 * 64 * 4
     with boughs.Engine(
         model_path=demo_model,
         kv_memory=str(pages * per_page),
+        page_size=page_size,
         in_process=True,
         check_invariants=True,
     ) as engine:
