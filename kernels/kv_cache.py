@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-
 HUGE = 1 << 30
 """Bytes of a pool from which on it asks for the system's large pages, of some 2 MiB."""
 
