@@ -138,7 +138,7 @@ class PrefixCache:
         assert length <= sequence.node.end, "commit what is to be forked"
         node = ancestor(sequence.node, length)
         handle = self.tree.lock(Spot(None, node, length, node.version))
-        return self._hold(handle, length + 1, sequence.priority)
+        return self._hold(handle, length, sequence.priority)
 
     def grow(self, sequence: Sequence, length: int) -> None:
         """Make the page table long enough for `length` tokens, evicting what that needs.
@@ -180,8 +180,7 @@ class PrefixCache:
             first = matched // self._size
             pages = sequence.pages[first : -(-length // self._size)]
             below = self.tree.append(node, tokens[at:], pages)
-            if matched % self._size and below is not node:
-                self.copies.follow(pages[0], below)
+            self.copies.follow(pages[0], below)
             node = below
         for part in path(node):
             if part is sequence.node:

@@ -44,18 +44,19 @@ def test_a_prompt_that_is_wholly_cached_leaves_its_last_token_to_compute(length)
     assert_empty(cache)
 
 
-def test_alone_a_request_may_fill_the_pool_whatever_is_cached():
+@pytest.mark.parametrize("length", [29, 32])
+def test_alone_a_request_may_fill_the_pool_whatever_is_cached(length):
     """No match may cost the page that its own request then lacks."""
-    for cached in range(1, 32):
+    for cached in range(1, length):
         for shared in range(cached + 1):
             cache = PrefixCache(9, 4)
             store(cache, encode(range(cached)))
-            tokens = encode([*range(shared), *range(100, 132 - shared)])
+            tokens = encode([*range(shared), *range(100, 100 + length - shared)])
             sequence = cache.admit(tokens[:-4])
-            cache.grow(sequence, 32)
+            cache.grow(sequence, length)
             assert sequence.cached >= shared // 4 * 4
             step(cache)
-            cache.commit(sequence, tokens, 32)
+            cache.commit(sequence, tokens, length)
             cache.release(sequence)
             assert_empty(cache)
 

@@ -259,6 +259,18 @@ def test_a_lease_keeps_its_prefix_where_there_is_other_room():
     cache.check()
 
 
+def test_a_flush_breaks_leases():
+    cache = PrefixCache(20, 4)
+    store(cache, encode(range(8)))
+    leases = [cache.leases.pin(encode(range(n)), "a", 1.0) for n in (8, 3)]
+    held = cache.admit(encode(range(3)))
+    assert cache.flush() == 1
+    assert [lease.state for lease in leases] == ["broken", "broken"]
+    assert (cache.stats().leases, cache.stats().leases_broken) == (0, 2)
+    cache.check()
+    cache.release(held)
+
+
 # ---- events ----
 
 

@@ -107,6 +107,7 @@ def test_eviction_cuts_no_more_than_it_needs():
     assert lengths[0] == 160 - 2 * 4  # a sixteenth of 40 pages at once
     assert lengths[-1] == 0
     assert all(before - after <= 8 for before, after in pairwise(lengths))
+    assert (cache.stats().evicted_pages, cache.stats().evicted_tokens) == (40, 160)
 
 
 def test_chunks_of_one_prompt_are_one_segment():
