@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boughs.lang.errors import BoughsError, GrammarError, InvalidRequest
+from boughs.lang.errors import BoughsError, GrammarError, InvalidRequest, Unservable
 from boughs.radix import PrefixCache
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.core.grammar import GrammarCompiler, Matcher
@@ -109,10 +109,7 @@ class Core:
 
     def _take(self, message: Submit | Finish | Abort, outputs: list[Output]) -> None:
         if isinstance(message, Submit):
-            try:
-                self.scheduler.add(self._request(message))
-            except BoughsError as error:
-                outputs.append(_failure(message.key, error))
+            self._submit(message, outputs)
             return
         request = self.scheduler.find(message.key)
         if request is None:
@@ -122,9 +119,23 @@ class Core:
         else:
             self.scheduler.abort(request)
 
+    def _submit(self, submit: Submit, outputs: list[Output]) -> None:
+        try:
+            request = self._request(submit)
+        except BoughsError as error:
+            outputs.append(_failure(submit.key, error))
+            return
+        if request.output_len and len(request.tokens) >= request.limit:
+            outputs.append(request.output(finish="length"))  # the core before it had more pages
+        else:
+            self.scheduler.add(request)
+
     def _request(self, submit: Submit) -> Request:
         params = submit.params
         assert params.max_new_tokens is not None, "the front sets max_new_tokens"
+        prompt, pool = len(submit.prompt_ids), self.limits.pool_tokens
+        if prompt > pool:  # the front knew another core's limits when it let the request in
+            raise Unservable(f"prompt: {prompt} tokens do not fit the KV cache of {pool} tokens")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         row = RowState(params, submit.choice, ends)
         row.note_prompt(submit.prompt_ids)
@@ -137,11 +148,11 @@ class Core:
             if matcher is not None:
                 matcher.accept(token)
         self._arrivals += 1
-        prompt = len(submit.prompt_ids)
         return Request(
             submit=submit,
             arrival=self._arrivals,
-            limit=min(prompt + params.max_new_tokens, self.limits.context_length),
+            # The last token needs no row.
+            limit=min(prompt + params.max_new_tokens, self.limits.context_length, pool + 1),
             tokens=array("i", submit.prompt_ids + submit.output_ids),
             row=row,
             matcher=matcher,
@@ -177,12 +188,9 @@ class Core:
     def _step(self, outputs: list[Output]) -> bool:
         """Run one step; whether there was anything to do."""
         step = self.scheduler.schedule()
-        for request in step.full:
-            self._end(request, "length")
-            outputs.append(request.output(finish="length"))
         if not step.works:
             self.scheduler.computed(step)
-            return bool(step.full)
+            return False
         hidden = self.runner.forward(step)
         self._gather_prompt_logprobs(step, hidden)
         last = self._last_rows(step)

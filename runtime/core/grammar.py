@@ -17,6 +17,9 @@ from boughs.lang.errors import GrammarError
 MAX_CACHED = 256
 """Compiled grammars that are kept; the oldest goes first."""
 
+MAX_MESSAGE = 400
+"""Characters of a compiler's message that are kept: it may quote the whole source."""
+
 
 class Matcher:
     """The state of one output under a grammar."""
@@ -46,7 +49,7 @@ class Matcher:
 
     def _raise_error(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(_first_line(self._matcher.get_error()))
+            raise GrammarError(_reason(self._matcher.get_error()))
 
 
 class GrammarCompiler:
@@ -86,21 +89,33 @@ class GrammarCompiler:
             self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos)
         try:
             grammar = _GRAMMARS[kind](source)
+        except RecursionError:
+            raise GrammarError(f"{kind}: it is nested too deeply", kind) from None
+        except GrammarError:
+            raise
         except ValueError as error:
-            raise GrammarError(f"{kind}: {_first_line(str(error))}", kind) from None
+            raise GrammarError(f"{kind}: {_reason(str(error))}", kind) from None
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise GrammarError(f"{kind}: {_first_line(matcher.get_error())}", kind)
+            raise GrammarError(f"{kind}: {_reason(matcher.get_error())}", kind)
         return matcher
 
 
 def _json_schema(source: str) -> str:
     """White space between JSON's tokens is at most one space, so that a model cannot loop on it."""
-    schema = json.loads(source)
+    schema = json.loads(source, parse_constant=_no_constant)
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
+    elif not isinstance(schema, dict):
+        raise GrammarError(
+            f"json_schema: expected an object or a boolean, got {schema!r:.40}", "json_schema"
+        )
     options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 _GRAMMARS = {
@@ -110,6 +125,10 @@ _GRAMMARS = {
 }
 
 
-def _first_line(message: str) -> str:
-    """llguidance appends its own trace; the first lines say what is wrong."""
-    return message.strip().split("\n\n")[0].removeprefix("ParserTooComplex: ").strip()
+def _reason(message: str) -> str:
+    """What is wrong, in llguidance's words; it appends its own state and trace."""
+    first = message.strip().split("\n\n")[0].split("\n<state>")[0]
+    if first == "NoExtensionBias":
+        return "the grammar allows no output"
+    first = first.removeprefix("ParserTooComplex: ").strip()
+    return first if len(first) <= MAX_MESSAGE else f"{first[:MAX_MESSAGE]} ..."

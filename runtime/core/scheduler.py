@@ -35,11 +35,10 @@ class Work:
 
 @dataclass(slots=True)
 class Step:
-    """One batch: its work, the copies to carry out before it, and who ended for want of pages."""
+    """One batch: its work, and the copies to carry out before it."""
 
     works: list[Work] = field(default_factory=list)
     copies: list[CopyOrder] = field(default_factory=list)
-    full: list[Request] = field(default_factory=list)
     tokens: int = 0
 
     def add(self, request: Request, count: int) -> None:
@@ -166,7 +165,7 @@ class Scheduler:
     # ---- a step ----
 
     def schedule(self) -> Step:
-        """The next step. Requests in `full` are still running: the caller ends them."""
+        """The next step."""
         step = Step()
         for request in list(self._running):
             if request.sequence is not None and not request.prefilling:
@@ -197,7 +196,11 @@ class Scheduler:
                 self.counters.decode_tokens += work.count
 
     def _decode(self, request: Request, step: Step) -> None:
-        """Give one decode its token, retracting others while pages are short."""
+        """Give one decode its token, retracting requests while pages are short.
+
+        A request that is alone may still hold a page too many: its own copy of one that the tree
+        lists. Retracted, it is admitted again without it.
+        """
         if step.tokens >= self._budget:
             return
         while request.sequence is not None:
@@ -205,15 +208,9 @@ class Scheduler:
                 self.cache.grow(request.sequence, len(request.tokens))
             except OutOfPages:
                 victim = min(self._running, key=lambda r: (r.priority, -r.arrival))
-                if victim is not request:
-                    self._retract(victim, step)
-                elif len(self._running) > 1:
-                    self._retract(request, step)
-                elif self._ended:
+                if len(self._running) == 1 and self._ended:
                     return  # the front is about to give pages back
-                else:
-                    step.full.append(request)
-                    return
+                self._retract(victim, step)
             else:
                 step.add(request, 1)
                 return
@@ -295,7 +292,7 @@ class Scheduler:
         if self.cache.available() < pages - -(-matched // self._page_size) + reserve:
             return False  # also before the match locks pages that could be evicted
         sequence = self.cache.admit(
-            request.token_bytes(request.matchable), request.submit.namespace
+            request.token_bytes(request.matchable), request.submit.namespace, length=length
         )
         try:
             if self.cache.available() < pages - len(sequence.pages) + reserve:

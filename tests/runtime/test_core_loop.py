@@ -1,147 +1,27 @@
-"""The core's loop over a model that checks what it reads.
+"""The core's loop over a model that checks what it reads."""
 
-The stand-in model writes token ids where a real one writes keys and values, and on every step reads
-each request's whole context back through its page table. Its logits are a function of the context
-as read, so that a wrong page shows as a wrong answer, and every answer can be compared with the
-one that the same request gets alone.
-"""
-
-import hashlib
-import itertools
+import importlib.util
+from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
 
 from boughs.lang.sampling import SamplingParams
-from boughs.runtime.config import EngineConfig
-from boughs.runtime.core.core import Core
-from boughs.runtime.messages import Abort, Call, Finish, Outputs, Ready, Reply, Shutdown, Submit
+from boughs.runtime.messages import Abort, Call, Finish
 
-VOCAB = 32
-EOS = 0
-CONTEXT = 200
+_path = Path(__file__).parents[1] / "fixtures" / "page_model.py"
+_spec = importlib.util.spec_from_file_location("page_model", _path)
+pages = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(pages)
 
-
-class PageModel:
-    """A model whose KV row is the token id itself."""
-
-    vocab_size = VOCAB
-    context_length = CONTEXT
-    eos_token_ids = (EOS,)
-    attention_name = "pages"
-
-    def __init__(self, num_pages, page_size):
-        self.num_pages = num_pages
-        self.page_size = page_size
-        self.rows = np.full((num_pages, page_size), -1, dtype=np.int64)
-        self.contexts = {}
-        self.steps = []
-
-    def forward(self, step):
-        self.steps.append([(w.request.key, w.start, w.count) for w in step.works])
-        for order in step.copies:
-            self.rows[order.destination, : order.rows] = self.rows[order.source, : order.rows]
-        for work in step.works:  # all rows are written before any is read, as on a real model
-            pages = work.request.sequence.pages
-            for position in range(work.start, work.start + work.count):
-                page = pages[position // self.page_size]
-                assert 0 < page < self.num_pages
-                self.rows[page, position % self.page_size] = work.request.tokens[position]
-        hidden = []
-        for work in step.works:
-            end = work.start + work.count
-            pages = work.request.sequence.pages
-            read = [
-                int(self.rows[pages[p // self.page_size], p % self.page_size]) for p in range(end)
-            ]
-            assert read == list(work.request.tokens[:end]), "a row does not hold its token"
-            for position in range(work.start, end):
-                number = len(self.contexts)
-                self.contexts[number] = tuple(read[: position + 1])
-                hidden.append(number)
-        return torch.tensor(hidden)[:, None]
-
-    def logits(self, hidden):
-        return torch.stack([context_logits(self.contexts[int(n)]) for n in hidden[:, 0]])
-
-
-def context_logits(context):
-    seed = int.from_bytes(hashlib.blake2b(bytes(context), digest_size=7).digest(), "little")
-    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 4
-
-
-def alone(submit):
-    """What the request gets by itself, from the definition of greedy decoding."""
-    context, output = list(submit.prompt_ids), []
-    while len(output) < submit.params.max_new_tokens and len(context) < CONTEXT:
-        token = int(context_logits(tuple(context)).argmax())
-        context.append(token)
-        output.append(token)
-        if token == EOS:
-            break
-    return output
-
-
-class Driver:
-    """A front that feeds scripted messages, step by step, and collects the outputs."""
-
-    def __init__(self, num_pages=24, page_size=4, budget=16, **config):
-        config = EngineConfig(
-            model_path=".",
-            page_size=page_size,
-            max_batched_tokens=budget,
-            check_invariants=True,
-            **config,
-        )
-        self.model = PageModel(num_pages, page_size)
-        self.core = Core(config, self.model)
-        self.outputs = {}
-        self.replies = []
-
-    def run(self, schedule, confirm=None):
-        """Send `schedule[i]` before step i; go on until nothing is left to do."""
-        schedule = list(schedule)
-        todo = []
-
-        def receive(timeout):
-            messages = todo + (schedule.pop(0) if schedule else [])
-            todo.clear()
-            if (
-                not messages
-                and not schedule
-                and (timeout is None or not self.core.scheduler.has_work)
-            ):
-                return [Shutdown()]
-            return messages
-
-        def send(message):
-            if isinstance(message, Outputs):
-                for output in message.outputs:
-                    self.outputs.setdefault(output.key, []).append(output)
-                    if output.finish and confirm and output.key in confirm:
-                        todo.append(Finish(output.key, confirm[output.key]))
-            elif isinstance(message, Reply):
-                self.replies.append(message)
-            else:
-                assert isinstance(message, Ready)
-
-        self.core.run(receive, send)
-        return self
-
-    def ids(self, key):
-        return list(itertools.chain.from_iterable(o.ids for o in self.outputs[key]))
-
-    def finish(self, key):
-        assert [o.finish for o in self.outputs[key][:-1]] == [None] * (len(self.outputs[key]) - 1)
-        return self.outputs[key][-1].finish
-
-
-def submit(key, prompt, max_new_tokens=6, **kwargs):
-    params = SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, seed=0)
-    return Submit(key=key, prompt_ids=list(prompt), params=params, **kwargs)
+Driver, alone, context_logits, submit = (
+    pages.Driver,
+    pages.alone,
+    pages.context_logits,
+    pages.submit,
+)
+VOCAB, EOS = pages.VOCAB, pages.EOS
 
 
 def prompts(draw, count):
@@ -158,7 +38,12 @@ def prompts(draw, count):
 @st.composite
 def loads(draw):
     requests = [
-        submit(key, prompt, draw(st.integers(0, 12)))
+        submit(
+            key,
+            prompt,
+            draw(st.integers(0, 12)),
+            prompt_logprobs_from=draw(st.none() | st.integers(0, len(prompt) - 1)),
+        )
         for key, prompt in enumerate(prompts(draw, draw(st.integers(1, 9))))
     ]
     schedule = [[] for _ in range(20)]
@@ -184,7 +69,7 @@ def test_random_loads_on_a_small_pool_finish_right(load, page_size, extra, budge
     requests, schedule, aborted = load
     longest = max(len(r.prompt_ids) + r.params.max_new_tokens for r in requests)
     driver = Driver(
-        num_pages=2 + extra + -(-longest // page_size),
+        num_pages=1 + extra + -(-longest // page_size),
         page_size=page_size,
         budget=budget,
         schedule_policy=policy,

@@ -1,0 +1,82 @@
+"""Grammars that cannot be: each is an error that says why, and none ends the core."""
+
+import pytest
+
+from boughs.lang.errors import GrammarError
+from boughs.runtime.core.grammar import MAX_MESSAGE, GrammarCompiler
+
+VOCAB, EOS = 384, 2
+
+
+@pytest.fixture(scope="module")
+def grammars(tiny_model):
+    return GrammarCompiler(tiny_model, VOCAB, (EOS,))
+
+
+def run(grammars, kind, source, steps=20):
+    """Follow a grammar, each time with the last token that it allows."""
+    matcher = grammars.matcher(kind, source)
+    tokens = []
+    while len(tokens) < steps and not matcher.complete:
+        token = int(matcher.mask(VOCAB).nonzero()[0][-1])
+        matcher.accept(token)
+        tokens.append(token)
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "says"),
+    [
+        ("json_schema", '{"a":' * 100_000 + "1" + "}" * 100_000, "nested too deeply"),
+        ("json_schema", "[" * 100_000, "nested too deeply"),
+        ("json_schema", '{"properties":{"a":' * 400 + "{}" + "}}" * 400, "recursion"),
+        ("json_schema", "{", "property name"),
+        ("json_schema", "[1]", "expected an object or a boolean, got [1]"),
+        ("json_schema", "null", "expected an object or a boolean, got None"),
+        ("json_schema", '{"const": NaN}', "NaN is not JSON"),
+        ("json_schema", '{"const": -Infinity}', "-Infinity is not JSON"),
+        ("json_schema", '{"type": "foo"}', "Invalid type: foo"),
+        ("json_schema", '{"$ref": "http://example.org/x"}', "retriev"),
+        ("json_schema", '{"not": {}}', "not"),
+        ("regex", "(", "unclosed group"),
+        ("regex", "(a)\\1", "backreferences"),
+        ("regex", "(" * 5000 + "a" + ")" * 5000, "invalid regex"),
+        ("ebnf", "", "Empty grammar"),
+        ("ebnf", "start: (", "Expected token"),
+        ("ebnf", "start: nope", "unknown name"),
+    ],
+)
+def test_a_source_that_cannot_be_compiled_says_why(grammars, kind, source, says):
+    with pytest.raises(GrammarError, match=f"^{kind}: ") as caught:
+        grammars.matcher(kind, source)
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < MAX_MESSAGE + 40
+    assert caught.value.param == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("json_schema", '{"$ref": "#"}'),
+        ("regex", "[a&&b]"),
+        ("ebnf", "start: start"),
+        ("ebnf", "start: a\na: b\nb: a"),
+    ],
+)
+def test_a_grammar_without_any_text_says_so(grammars, kind, source):
+    with pytest.raises(GrammarError, match=r"^the grammar allows no output$"):
+        run(grammars, kind, source)
+
+
+def test_a_grammar_that_explodes_says_so_without_the_state_of_the_parser(grammars):
+    with pytest.raises(GrammarError, match=r"^lexer error: too many expressions constructed$"):
+        run(grammars, "regex", "((((a{100}){100}){100}){100})")
+
+
+@pytest.mark.parametrize("source", ["true", "{}"])
+def test_a_schema_may_allow_anything(grammars, source):
+    assert run(grammars, "json_schema", source)
+
+
+def test_the_empty_regex_allows_the_end_alone(grammars):
+    assert run(grammars, "regex", "") == [EOS]
