@@ -153,7 +153,7 @@ def test_a_port_in_use_is_one_clear_message(tiny_server, tiny_model):
 
 def test_an_unknown_model_lists_what_there_is():
     result = subprocess.run(
-        [sys.executable, "-m", "boughs", "serve", "no-such-model"],
+        [sys.executable, "-m", "boughs", "serve", "no-such-model", "--port", "0"],
         capture_output=True,
         text=True,
         timeout=150,
