@@ -7,7 +7,7 @@ This module knows nothing of what the tasks are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class Workers:
         try:
             _drain(work, pending)
         finally:
+            wait(futures)  # all of them, before the first error is raised
             for future in futures:
                 future.result()
 
