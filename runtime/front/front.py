@@ -70,14 +70,13 @@ class Front:
             BoughsError: What the core reports (a bad model, no memory), or how it died.
             NotFound: The model has no tokenizer.
         """
-        core = asyncio.create_task(self._core.start())  # both take seconds
+        # Not beside the core's start: a core in this process imports transformers as well, whose
+        # lazy module loses names when two threads import from it at once.
+        self.tokenizer = await asyncio.to_thread(Tokenizer.load, self.model_path)
+        self.chat = ChatTemplate(self.tokenizer)
         try:
-            self.tokenizer = await asyncio.to_thread(Tokenizer.load, self.model_path)
-            self.chat = ChatTemplate(self.tokenizer)
-            await core
+            await self._core.start()
         except BaseException:
-            core.cancel()
-            await asyncio.gather(core, return_exceptions=True)
             await self._core.close()
             raise
 
