@@ -323,7 +323,9 @@ def _add_product(  # noqa: PLR0917
     flat = c.reshape(-1)
     first = 0
     while first < width:  # columns outside: a block of b stays in the cache for all rows
-        vectors = BLOCK if width - first >= BLOCK * LANES else 1
+        vectors = BLOCK
+        while vectors * LANES > width - first:
+            vectors //= 2
         for row in range(0, count, ROWS):
             multiply_add(
                 min(ROWS, count - row), vectors, a, a_rows, a_row + row, a_shift, a_step,
@@ -355,7 +357,8 @@ def _finish(  # noqa: PLR0917
         first = piece[8] + (head - piece[3]) * len(acc)
         for i in range(len(acc)):
             part = parts[first + i]
-            part[:dim] = acc[i, :dim]
+            for d in range(dim):  # a slice would take seconds to compile
+                part[d] = acc[i, d]
             part[dim] = top[i]
             part[dim + 1] = total[i]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from .backend import AttentionConfig
 from .batch import AttentionBatch
 from .paged import TILE, is_few
+from .workers import INLINE, TASKS
 
 VECTORS = 192
 """Query vectors of a KV head in a piece with many of them: enough to be bound by arithmetic."""
@@ -26,12 +27,6 @@ READ = 10.0
 
 COMPUTE = 100.0
 """Floating point operations that a core does in a nanosecond, about."""
-
-INLINE = 60_000.0
-"""Nanoseconds of work below which other threads are not woken."""
-
-TASKS = 4
-"""Tasks a thread, so that one that is late does less."""
 
 
 @dataclass

@@ -29,6 +29,9 @@ ROWS = 4
 BLOCK = 4 if get_host_cpu_features().get("avx512f", False) else 1
 """Vectors across in such a block: others have fewer or shorter registers than AVX-512."""
 
+WIDTHS = tuple(width for width in (1, 2, 4) if width <= BLOCK)
+"""Vectors across that a block may have."""
+
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _INT32 = ir.IntType(32)
@@ -124,11 +127,11 @@ class _Emit:
         """A * b + c."""
         return self.builder.call(self._fma, [a, b, c])
 
-    def registers(self, count: int) -> list[Any]:
-        """Variables that LLVM keeps in registers, zero."""
-        variables = [cgutils.alloca_once(self.builder, _VECTOR) for _ in range(count)]
-        for variable in variables:
-            self.builder.store(_ZERO, variable)
+    def registers(self, values: list[Any]) -> list[Any]:
+        """Variables that LLVM keeps in registers."""
+        variables = [cgutils.alloca_once(self.builder, _VECTOR) for _ in values]
+        for variable, value in zip(variables, values, strict=True):
+            self.builder.store(value, variable)
         return variables
 
 
@@ -151,11 +154,12 @@ def multiply_add(
     c_start: Any,
     c_stride: Any,
 ):
-    """Add a product to a block of 1 to ROWS rows and 1 or BLOCK vectors, kept in registers.
+    """Add a product to a block of 1 to ROWS rows and vectors as in WIDTHS, kept in registers.
 
         c[c_start + i * c_stride + j] += sum over k < depth of
             a[a_rows[a_row + i] + a_shift + k * a_step] * b[b_rows[b_row + k] + b_shift + j]
 
+    The terms are added one by one, in the order of k: cutting the sum in two changes no bit.
     `a`, `b` and `c` are flat float32; `a_rows` and `b_rows` are int64.
     """
     intp = types.intp
@@ -167,7 +171,7 @@ def multiply_add(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit = _Emit(context, builder, signature, args)
         rows, vectors = args[:2]
-        for height, width in product(range(1, ROWS + 1), sorted({1, BLOCK})):
+        for height, width in product(range(1, ROWS + 1), WIDTHS):
             is_rows = builder.icmp_signed("==", rows, ir.Constant(rows.type, height))
             is_vectors = builder.icmp_signed("==", vectors, ir.Constant(rows.type, width))
             with builder.if_then(builder.and_(is_rows, is_vectors)):
@@ -189,7 +193,14 @@ def _multiply_add_block(emit: _Emit, args: Any, height: int, width: int) -> None
         builder.add(builder.load(emit.at(a_rows, a_row, ir.Constant(word, i))), a_shift)
         for i in range(height)
     ]
-    sums = emit.registers(height * width)
+    targets = [
+        emit.at(
+            c, c_start, builder.mul(c_stride, ir.Constant(word, i)), ir.Constant(word, j * LANES)
+        )
+        for i in range(height)
+        for j in range(width)
+    ]
+    sums = emit.registers([emit.load(target) for target in targets])
     with cgutils.for_range(builder, depth) as loop:
         row = builder.add(builder.load(emit.at(b_rows, b_row, loop.index)), b_shift)
         right = [emit.load(emit.at(b, row, ir.Constant(word, j * LANES))) for j in range(width)]
@@ -199,12 +210,8 @@ def _multiply_add_block(emit: _Emit, args: Any, height: int, width: int) -> None
             for j in range(width):
                 sum_ = sums[i * width + j]
                 builder.store(emit.fma(left, right[j], builder.load(sum_)), sum_)
-    for i in range(height):
-        for j in range(width):
-            offset = builder.mul(c_stride, ir.Constant(word, i))
-            target = emit.at(c, c_start, offset, ir.Constant(word, j * LANES))
-            total = builder.fadd(emit.load(target), builder.load(sums[i * width + j]))
-            emit.store(total, target)
+    for sum_, target in zip(sums, targets, strict=True):
+        emit.store(builder.load(sum_), target)
 
 
 @intrinsic
@@ -238,7 +245,7 @@ def dot_16(
             emit.at(b, builder.load(emit.at(b_rows, b_row, ir.Constant(word, j))), b_shift)
             for j in range(LANES)
         ]
-        sums = emit.registers(LANES)
+        sums = emit.registers([_ZERO] * LANES)
         count = builder.udiv(depth, ir.Constant(word, LANES))
         with cgutils.for_range(builder, count) as loop:
             k = builder.mul(loop.index, ir.Constant(word, LANES))

@@ -1,0 +1,74 @@
+"""What is kept on disk: a second process compiles nothing, unless any source has changed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import boughs.kernels
+
+SCRIPT = """
+KINDS = ("cache_hits", "cache_misses")
+from boughs.kernels.backend import AttentionConfig, make_backend
+from boughs.kernels.linear import multiply_panels
+from boughs.kernels.paged import merge_parts, run_pieces
+make_backend("cpu", AttentionConfig(2, 1, 64, 16))
+stats = [f().stats for f in (run_pieces, merge_parts, multiply_panels)]
+print(*(sum(sum(getattr(s, kind).values()) for s in stats) for kind in KINDS))
+"""
+
+
+def start(root, **environment):
+    """Cache hits and misses of a process that sees the package in `root`."""
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return tuple(map(int, result.stdout.split()))
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the kernels, as a package `boughs` of their own."""
+    source = Path(boughs.kernels.__file__).parent
+    folder = tmp_path / "boughs" / "kernels"
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "boughs" / "__init__.py").touch()
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_second_start_compiles_nothing_until_a_source_changes(package):
+    assert start(package) == (0, 3)
+    assert start(package) == (3, 0)
+    with (package / "boughs" / "kernels" / "simd.py").open("a") as file:
+        file.write("# changed\n")
+    assert start(package) == (0, 3)
+
+
+@pytest.mark.slow
+def test_a_package_that_cannot_be_written_is_kept_elsewhere(package):
+    # A file where the folder would be: what even a privileged user cannot write to.
+    (package / "boughs" / "kernels" / "__pycache__").touch()
+    home = package / "home"
+    home.mkdir()
+    where = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
+    assert start(package, **where) == (0, 3)
+    assert start(package, **where) == (3, 0)
+
+
+@pytest.mark.slow
+def test_works_where_nothing_can_be_written(package):
+    (package / "boughs" / "kernels" / "__pycache__").touch()
+    nowhere = package / "file"
+    nowhere.touch()
+    where = {"HOME": str(nowhere), "XDG_CACHE_HOME": str(nowhere)}
+    assert start(package, **where) == (0, 3)
+    assert start(package, **where) == (0, 3)
