@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from .backend import AttentionConfig
 from .batch import AttentionBatch
 from .paged import TILE, is_few
-from .workers import INLINE, TASKS
 
 VECTORS = 192
 """Query vectors of a KV head in a piece with many of them: enough to be bound by arithmetic."""
@@ -27,6 +26,13 @@ READ = 10.0
 
 COMPUTE = 100.0
 """Floating point operations that a core does in a nanosecond, about."""
+
+
+INLINE = 60_000.0
+"""Nanoseconds of work below which waking other threads (some 20,000) does not pay."""
+
+TASKS = 4
+"""Tasks a thread into which work is cut, so that a thread that is late does less."""
 
 
 @dataclass

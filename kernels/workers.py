@@ -12,12 +12,6 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-INLINE = 60_000.0
-"""Nanoseconds of work below which waking other threads (some 20,000) does not pay."""
-
-TASKS = 4
-"""Tasks a thread into which work is cut, so that a thread that is late does less."""
-
 
 class Workers:
     """A pool for work that holds no GIL. It waits without turning, and starts threads when needed.
