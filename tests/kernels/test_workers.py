@@ -47,6 +47,34 @@ def test_an_error_is_raised_after_all_have_stopped():
     assert running == [7]
 
 
+def test_several_may_ask_at_once():
+    workers = Workers(3)
+    done = [[] for _ in range(4)]
+
+    def ask(number):
+        for _ in range(20):
+            workers.run(done[number].append, range(5))
+
+    askers = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join(timeout=30)
+    assert all(sorted(mine) == sorted([*range(5)] * 20) for mine in done)
+
+
+def test_the_threads_end_with_their_object():
+    before = set(threading.enumerate())
+    workers = Workers(4)
+    started = set(threading.enumerate()) - before
+    assert len(started) == 3
+    workers.run(lambda _: None, range(9))
+    del workers
+    for thread in started:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+
+
 def test_refuses_no_threads():
     with pytest.raises(ValueError):
         Workers(0)
