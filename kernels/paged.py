@@ -26,7 +26,7 @@ Words = NDArray[np.int64]
 TILE = 64
 """Positions of KV that are scored at once; `weigh_row` takes 64."""
 
-FEW = 8
+FEW = 24
 """Query vectors of a KV head up to which `_few` is faster; it needs whole vectors in a head."""
 
 HIDDEN = np.float32(-1e30)
