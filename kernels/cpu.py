@@ -16,7 +16,8 @@ from torch import Tensor
 from .backend import AttentionConfig, check_batch, check_query
 from .batch import AttentionBatch
 from .kv_cache import KVCache
-from .paged import merge_parts, run_pieces
+from .merge import merge_parts
+from .paged import run_pieces
 from .pieces import divide
 from .workers import Workers
 

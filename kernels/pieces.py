@@ -27,7 +27,6 @@ READ = 10.0
 COMPUTE = 100.0
 """Floating point operations that a core does in a nanosecond, about."""
 
-
 INLINE = 60_000.0
 """Nanoseconds of work below which waking other threads (some 20,000) does not pay."""
 
@@ -41,7 +40,7 @@ class Plan:
 
     Attributes:
         pieces: As `paged.run_pieces` takes them.
-        merges: As `paged.merge_parts` takes them.
+        merges: As `merge.merge_parts` takes them.
         parts: Parts that the pieces write.
         costs: Nanoseconds that each piece takes, roughly.
     """

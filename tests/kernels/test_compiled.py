@@ -13,7 +13,8 @@ import boughs.kernels
 SCRIPT = """
 KINDS = ("cache_hits", "cache_misses")
 from boughs.kernels.backend import AttentionConfig, make_backend
-from boughs.kernels.paged import merge_parts, run_pieces
+from boughs.kernels.merge import merge_parts
+from boughs.kernels.paged import run_pieces
 make_backend("cpu", AttentionConfig(2, 1, 64, 16))
 stats = [f().stats for f in (run_pieces, merge_parts)]
 print(*(sum(sum(getattr(s, kind).values()) for s in stats) for kind in KINDS))
