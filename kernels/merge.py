@@ -1,6 +1,6 @@
 """Attention of rows whose KV was split among pieces: the parts merged by their weights.
 
-The arithmetic is that of splitting KV in FlashDecoding. This module knows neither pages nor threads.
+The arithmetic is that of FlashDecoding. This module knows neither pages nor threads.
 """
 
 from __future__ import annotations
