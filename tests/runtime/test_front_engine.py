@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -283,7 +284,8 @@ def test_a_core_that_cannot_start_leaves_nothing(folder, monkeypatch):
 
 
 def test_after_shutdown_nothing_runs(folder, monkeypatch):
-    monkeypatch.setattr(engines, "process_link", lambda _: ThreadLink(fake.FakeCore().run))
+    core = fake.FakeCore(pause=lambda: time.sleep(0.05))  # cannot end before the shutdown
+    monkeypatch.setattr(engines, "process_link", lambda _: ThreadLink(core.run))
     engine = Engine(folder)
     stream = engine.generate("Hello", {"max_new_tokens": 450}, stream=True)
     next(stream)
