@@ -125,6 +125,7 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     unconditional: bool = False
     rid: str | None = None
     cache_salt: str | None = None
+    priority: int = 0
 
 
 class ChoiceScore(msgspec.Struct, kw_only=True):

@@ -111,6 +111,7 @@ class RuntimeEndpoint:
             "choices": request.choices,
             "unconditional": request.unconditional,
             "cache_salt": request.cache_salt,
+            "priority": request.priority,
             "rid": request.rid,
         }
         given = {name: value for name, value in body.items() if value is not None}

@@ -200,6 +200,7 @@ class Executor:
             unconditional=node.method.requires_unconditional_logprobs,
             rid=self._rid,
             cache_salt=node.cache_salt or self.run.defaults.cache_salt,
+            priority=self.run.defaults.priority,
         )
         seconds = self.run.defaults.timeout
         try:

@@ -87,6 +87,11 @@ class Defaults:
         return self._sampling.cache_salt
 
     @property
+    def priority(self) -> int:
+        """The one for every request that has none of its own."""
+        return self._sampling.priority
+
+    @property
     def timeout(self) -> float | None:
         """Seconds for every request that has no limit of its own."""
         return self._sampling.timeout

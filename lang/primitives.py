@@ -78,6 +78,8 @@ def gen(  # noqa: PLR0917 - SGLang's signature
 ) -> Expression:
     """Text from the model.
 
+    What is not given is `run`'s, and else: 128 tokens, temperature 1, no filter, no penalty.
+
     Args:
         name: The variable that holds it.
         max_tokens: At most this many tokens.

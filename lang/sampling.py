@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -42,6 +43,9 @@ GREEDY_BELOW = 1e-6
 
 CONSTRAINTS = ("regex", "json_schema", "ebnf")
 """The fields of which at most one may be set."""
+
+
+_AS_IS: Mapping[str, str] = MappingProxyType({})
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -137,6 +141,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             Unsupported: A field that is known elsewhere and missing here.
         """
         fields: dict[str, Any] = {}
+        spelled: dict[str, str] = {}
         for key, value in values.items():
             if key in NOT_YET:
                 if value is None:
@@ -151,21 +156,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
             if value is None and name != "max_new_tokens":
                 continue
-            fields[name] = _widened(name, value)
+            fields[name], spelled[name] = _widened(name, value), key
         try:
             params = msgspec.convert(fields, cls)
         except msgspec.ValidationError as error:
-            raise _named(error, where) from None
-        params.check(where)
+            raise _named(error, where, spelled) from None
+        params.check(where, spelled)
         return params
 
-    def check(self, where: str = "") -> None:
-        """Raise `InvalidRequest` for the first field whose value is out of range."""
+    def check(self, where: str = "", spelled: Mapping[str, str] = _AS_IS) -> None:
+        """Raise `InvalidRequest` for the first field whose value is out of range.
+
+        Args:
+            where: What stands before a field's name in the error.
+            spelled: The names that the user wrote for fields, where they are aliases.
+        """
         for name, bad, allowed in self._bounds():
             if bad:
-                value = getattr(self, name)
+                written = where + spelled.get(name, name)
                 raise InvalidRequest(
-                    f"{where}{name} must be {allowed}, got {value!r:.80}", where + name
+                    f"{written} must be {allowed}, got {getattr(self, name)!r:.80}", written
                 )
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
@@ -245,10 +255,13 @@ def _unknown(key: str, where: str) -> str:
     return f"{where}{key}: unknown parameter; there are {known}"
 
 
-def _named(error: msgspec.ValidationError, where: str) -> InvalidRequest:
+def _named(
+    error: msgspec.ValidationError, where: str, spelled: Mapping[str, str]
+) -> InvalidRequest:
     """msgspec says "Expected `int`, got `str` - at `$.n`"; put the field first."""
     what, _, place = str(error).partition(" - at `")
     field = place.rstrip("`").removeprefix("$").removeprefix(".") or "parameters"
     if field.startswith(("[", "key")):
         field = "logit_bias"
+    field = spelled.get(field, field)
     return InvalidRequest(f"{where}{field}: {what[0].lower()}{what[1:]}", f"{where}{field}")

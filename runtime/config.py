@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -93,6 +93,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise cause from None
             what, _, place = str(error).partition(" - at `$.")
             field = place.rstrip("`") or "model_path"
+            kind = get_type_hints(cls).get(field)
+            if get_origin(kind) is Literal:
+                what = f"must be one of {', '.join(get_args(kind))}, got {plain[field]!r:.40}"
             raise InvalidRequest(f"{field}: {what[0].lower()}{what[1:]}", field) from None
 
 

@@ -36,7 +36,8 @@ class Engine:
     Args:
         model_path: An alias, a folder, a GGUF file or a hub name.
         in_process: Run the core in a thread of this process, for debugging.
-        config: Any field of `EngineConfig`.
+        config: Any setting of `boughs serve --help` that is the engine's, with underscores:
+            `kv_memory="4G"`, `context_length=4096`, `threads=2`, `page_size=16` …
 
     Attributes:
         endpoint: The backend that programs run on.

@@ -144,11 +144,11 @@ class Front:
             wanted = [(ids, plan.border) for ids in plan.sequences]
             if request.unconditional:
                 wanted += [(ids, 0) for ids in scored]
-            logprobs, cached = await self._logprobs(run, wanted, request.cache_salt)
+            logprobs, cached = await self._logprobs(run, wanted, request)
         return _scores(plan, scored, logprobs, cached, unconditional=request.unconditional)
 
     async def _logprobs(
-        self, run: Running, wanted: list[tuple[list[int], int]], cache_salt: str | None
+        self, run: Running, wanted: list[tuple[list[int], int]], request: ScoreRequest
     ) -> tuple[list[list[float]], list[int]]:
         """Of each sequence: the logprobs from a position on, and its cached tokens.
 
@@ -160,7 +160,7 @@ class Front:
         for place, (ids, start) in enumerate(wanted):
             if len(ids) > start:  # else there is nothing to compute
                 places.append(place)
-                run.submit(submit_score(ids, start, cache_salt))
+                run.submit(submit_score(ids, start, request))
         left = len(places)
         while left:
             event = await run.next()

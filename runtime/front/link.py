@@ -291,6 +291,8 @@ def thread_link(config: EngineConfig) -> Link:
     """A core thread for `config`."""
 
     def run(receive: Receive, send: Send) -> None:
+        # As the core process does, and for its reason; of no effect where torch is loaded already.
+        os.environ.setdefault("GOMP_SPINCOUNT", "0")
         from boughs.runtime.core.core import Core
 
         Core(config).run(receive, send)

@@ -125,6 +125,7 @@ class Planner:
                 "choices",
             )
         require_unicode(request.cache_salt or "", "cache_salt")
+        SamplingParams(priority=request.priority).check()
         segments = as_segments(request.prompt)
         rendered = self._chat.render_roles([*segments, Text("")])
         prompt = self.encode(segments, rendered)
@@ -158,12 +159,14 @@ class Planner:
             )
 
     def _require_fit(self, ids: Sequence[int], what: str) -> None:
-        bounds = (self._limits.context_length, "context"), (self._limits.pool_tokens, "KV cache")
-        bound, where = min(bounds)
+        context, pool = self._limits.context_length, self._limits.pool_tokens
+        bound, where, setting = min(
+            (context, "context", "context_length"), (pool, "KV cache", "kv_memory")
+        )
         if len(ids) + 1 > bound:
             raise Unservable(
                 f"{what}: {len(ids)} tokens, and one of output, do not fit the {where} of {bound} "
-                "tokens",
+                f"tokens; shorten it, or raise {setting} as far as model and memory allow",
                 what.partition(":")[0],
             )
 
@@ -282,12 +285,12 @@ def submit_choice(asked: Asked, choice: int) -> Submit:
     )
 
 
-def submit_score(ids: list[int], start: int, cache_salt: str | None) -> Submit:
+def submit_score(ids: list[int], start: int, request: ScoreRequest) -> Submit:
     """The message that asks for the logprobs of `ids` from position `start` on."""
     return Submit(
         key=0,
         prompt_ids=ids,
-        params=SamplingParams(max_new_tokens=0, seed=0),
-        namespace=cache_salt or "",
+        params=SamplingParams(max_new_tokens=0, seed=0, priority=request.priority),
+        namespace=request.cache_salt or "",
         prompt_logprobs_from=start,
     )

@@ -167,6 +167,7 @@ class _ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     choices: list[str]
     unconditional: bool = False
     cache_salt: str | None = None
+    priority: int = 0
     rid: str | None = None
 
 
@@ -186,5 +187,6 @@ def read_score(body: dict[str, Any]) -> ScoreRequest:
         choices=asked.choices,
         unconditional=asked.unconditional,
         cache_salt=asked.cache_salt,
+        priority=asked.priority,
         rid=asked.rid,
     )

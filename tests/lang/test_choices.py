@@ -179,9 +179,10 @@ def test_a_selects_usage_and_salt_count():
         )
 
     backend = MockBackend()
-    state = program.run(backend=backend, cache_salt="u")
+    state = program.run(backend=backend, cache_salt="u", priority=4)
     assert (state.usage.requests, state.usage.prompt_tokens) == (2, 3 + 4)
     assert [call.request.cache_salt for call in backend.calls] == ["u", "t"]
+    assert [call.request.priority for call in backend.calls] == [4, 4]
 
 
 def test_the_runs_limit_of_time_holds_for_a_select():

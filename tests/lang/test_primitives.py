@@ -16,8 +16,8 @@ from boughs.lang.errors import InvalidRequest, Unsupported
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"max_tokens": "many"}, "max_new_tokens"),
-        ({"max_tokens": -1}, "max_new_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -40,7 +40,7 @@ from boughs.lang.errors import InvalidRequest, Unsupported
         ({"json_schema": "{nope"}, "json_schema"),
         ({"json_schema": 5}, "json_schema"),
         ({"json_schema": {"a": object()}}, "json_schema"),
-        ({"min_tokens": 9, "max_tokens": 3}, "min_new_tokens"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"name": ""}, "name"),
         ({"name": 5}, "name"),
         ({"choices": []}, "choices"),

@@ -30,7 +30,8 @@ of_kind = fronts.of_kind
 
 def test_choices_are_scored_from_the_border_on(front, log):
     prompt, choices = "Question: yes", [" yes", " no", " yesterday"]
-    scores = run(front.score(ScoreRequest(prompt=prompt, choices=choices)))
+    scores = run(front.score(ScoreRequest(prompt=prompt, choices=choices, priority=3)))
+    assert {message.params.priority for message in of_kind(log, Submit)} == {3}
     encode = front.tokenizer.encode
     whole = [encode(prompt + choice, "start") for choice in choices]
     alone = encode(prompt, "start")

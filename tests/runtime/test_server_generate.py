@@ -414,6 +414,7 @@ def test_segments(site):
 
 def test_score(site):
     body = {"text": "is it? ", "choices": ["yes", "no"], "unconditional": True, "cache_salt": "s"}
+    body["priority"] = 2
     answer = site.post("/score", body)
     assert answer == {
         "choices": [
@@ -424,7 +425,7 @@ def test_score(site):
         "cached_tokens": 1,
         "rendered": [],
     }
-    assert site.engine.scored[-1].cache_salt == "s"
+    assert (site.engine.scored[-1].cache_salt, site.engine.scored[-1].priority) == ("s", 2)
     body = {"segments": [{"content": "a"}], "choices": ["b"]}
     assert site.post("/score", body)["choices"][0]["unconditional"] is None
 

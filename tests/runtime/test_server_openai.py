@@ -252,7 +252,7 @@ def test_what_we_lack(site, field):
         ({"temperature": "hot"}, "temperature: expected `float`"),
         ({"temperature": -1}, "temperature must be"),
         ({"n": 0}, "n must be from 1"),
-        ({"max_tokens": -1}, "max_new_tokens must be"),
+        ({"max_tokens": -1}, "max_tokens must be"),
         ({"top_logprobs": 2}, "needs logprobs"),
         ({"logprobs": 1}, "logprobs: expected `bool`"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs must be"),

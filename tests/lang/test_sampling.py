@@ -1,0 +1,56 @@
+"""The sampling parameters: aliases, types, ranges, and the names in errors."""
+
+import pytest
+
+from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.lang.sampling import ALIASES, NOT_YET, SamplingParams
+
+
+@pytest.mark.parametrize("alias", sorted(ALIASES))
+def test_an_alias_is_its_field(alias):
+    assert SamplingParams.from_mapping({alias: 7}) == SamplingParams(**{ALIASES[alias]: 7})
+
+
+@pytest.mark.parametrize("alias", sorted(ALIASES))
+@pytest.mark.parametrize("value", [-1, "3", 1.5, True])
+def test_an_error_names_the_field_as_it_was_written(alias, value):
+    with pytest.raises(InvalidRequest, match=rf"^here\.{alias}\b") as caught:
+        SamplingParams.from_mapping({alias: value}, "here.")
+    assert caught.value.param == f"here.{alias}"
+
+
+def test_two_names_of_one_field_are_refused():
+    with pytest.raises(InvalidRequest, match="another name of max_new_tokens"):
+        SamplingParams.from_mapping({"max_tokens": 1, "max_new_tokens": 2})
+
+
+@pytest.mark.parametrize("name", sorted(NOT_YET))
+def test_what_is_not_there_is_refused_by_name_unless_unset(name):
+    assert SamplingParams.from_mapping({name: None}) == SamplingParams()
+    with pytest.raises(Unsupported, match=name):
+        SamplingParams.from_mapping({name: 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", 0),
+        ("top_p", float("nan")),
+        ("top_k", 0),
+        ("min_p", 1.5),
+        ("n", 0),
+        ("stop", [""]),
+        ("stop", ["x"] * 33),
+        ("stop_regex", "x" * 257),
+        ("logit_bias", {"3": 101}),
+        ("logit_bias", {"a": 1}),
+        ("seed", -1),
+        ("timeout", 0),
+        ("spaces_between_special_tokens", False),
+    ],
+)
+def test_a_value_out_of_range_is_named(name, value):
+    with pytest.raises(InvalidRequest, match=name):
+        SamplingParams.from_mapping({name: value})
