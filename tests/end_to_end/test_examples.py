@@ -28,7 +28,7 @@ def start(name, *args, boughs_run=False):
         stderr=subprocess.PIPE,
         text=True,
         env=env,
-        cwd=EXAMPLES.parent.parent,
+        cwd=EXAMPLES,  # the folder above a clone called `boughs` would hide the package
     )
 
 
