@@ -24,6 +24,8 @@ from boughs.lang.backend import (
     Chunk,
     Finish,
     GenerateRequest,
+    LeaseState,
+    PinRequest,
     Prompt,
     ScoreRequest,
     Scores,
@@ -75,6 +77,7 @@ class MockBackend:
     Attributes:
         calls: All requests so far, in order, those that only prefill among them.
         aborted: The ids of requests that were ended before their end.
+        pinned: The texts that leases are held on.
     """
 
     def __init__(self, answers: Answers = "ok", *, piece: int = 4, delay: float = 0.0) -> None:
@@ -82,6 +85,7 @@ class MockBackend:
             raise InvalidRequest(f"piece must be above 0 and delay not below: {piece}, {delay}")
         self.calls: list[Call] = []
         self.aborted: list[str | None] = []
+        self.pinned: list[str] = []
         self._piece = piece
         self._delay = delay
         self._say = _speaker(answers)
@@ -130,7 +134,20 @@ class MockBackend:
             rendered=[_mark(segment) for segment in segments if isinstance(segment, Role)],
         )
 
-    async def flush_cache(self) -> None:
+    async def pin(self, request: PinRequest) -> AsyncIterator[LeaseState]:
+        """Keep a prompt, until the time is over or the lease is given back."""
+        request.check()
+        text = _text(_segments(request.prompt))
+        self._remember(text, request.cache_salt)
+        self.pinned.append(text)
+        try:
+            yield LeaseState(state="held", tokens=len(text))
+            await asyncio.sleep(request.seconds)
+        finally:
+            self.pinned.remove(text)
+        yield LeaseState(state="expired", tokens=0)
+
+    async def flush_cache(self, seconds: float = 0.0) -> None:  # noqa: ARG002 - nothing is long
         """Forget all prompts."""
         self._seen.clear()
 

@@ -8,15 +8,19 @@ puts them together. This module knows no backend and no program.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from boughs.lang.errors import InvalidRequest
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Segment
 
 Prompt = str | list[int] | list[Segment]
 """A text (special tokens are parsed), token ids, or a state's segments."""
+
+MAX_PIN_SECONDS = 7 * 86400.0
+"""The longest lease."""
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -148,6 +152,48 @@ class Scores(msgspec.Struct, kw_only=True):
     rendered: list[str] | None = None
 
 
+class PinRequest(msgspec.Struct, kw_only=True):
+    """A prompt whose KV cache is to be kept although nobody uses it.
+
+    A lease is a hint about the cache and never changes an answer: where requests need the pages
+    it is broken, the one with the oldest deadline first, and the prompt is computed again when it
+    is wanted again.
+
+    Attributes:
+        prompt: What to keep. It is computed if it is not cached.
+        seconds: For how long at most.
+        cache_salt: As of the requests that are to find it.
+        priority: Of the request that computes it.
+    """
+
+    prompt: Prompt
+    seconds: float
+    cache_salt: str | None = None
+    priority: int = 0
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for a field whose value is out of range."""
+        seconds = self.seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise InvalidRequest(f"seconds: expected a number, got {seconds!r:.40}", "seconds")
+        if not 0 < seconds <= MAX_PIN_SECONDS:
+            raise InvalidRequest(
+                f"seconds must be above 0 and at most {MAX_PIN_SECONDS:g}, got {seconds!r:.40}",
+                "seconds",
+            )
+
+
+class LeaseState(msgspec.Struct, frozen=True, kw_only=True):
+    """How a lease does: `held`, and at last `expired` or `broken`.
+
+    `tokens` is how much of the prompt is kept; it may grow again to all of it after an engine core
+    has died and another has taken its place.
+    """
+
+    state: Literal["held", "expired", "broken"]
+    tokens: int
+
+
 @runtime_checkable
 class Backend(Protocol):
     """Who runs the requests of programs. All methods run on `boughs.lang.loop`'s event loop."""
@@ -160,12 +206,28 @@ class Backend(Protocol):
         """The logprobs of each choice."""
         ...
 
-    async def flush_cache(self) -> None:
-        """Forget every cached prefix. Raises `BoughsError` while requests run."""
+    async def flush_cache(self, seconds: float = 0.0) -> None:
+        """Forget every cached prefix.
+
+        While requests run this raises `BoughsError`; given `seconds` it waits for them that long,
+        and others that come meanwhile wait for it.
+        """
         ...
 
     async def get_server_info(self) -> dict[str, Any]:
         """What the backend is and how it does, with at least `model_path`."""
+        ...
+
+
+@runtime_checkable
+class Pinning(Protocol):
+    """A backend that has a cache of its own, in which prompts can be pinned."""
+
+    def pin(self, request: PinRequest) -> AsyncIterator[LeaseState]:
+        """Keep a prompt cached: its first state once it is, its last when that has ended.
+
+        The lease lives as long as the iterator; closing it gives the lease back.
+        """
         ...
 
 

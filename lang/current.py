@@ -87,13 +87,17 @@ def resolve(given: Backend | Host | None) -> Backend:
     return found
 
 
-def flush_cache(backend: Backend | Host | None = None) -> bool:
+def flush_cache(backend: Backend | Host | None = None, timeout: float = 0.0) -> bool:
     """Forget every cached prefix of a backend; True when done.
 
+    Args:
+        backend: By default the one that programs run on here.
+        timeout: Seconds to wait for what runs; requests that come meanwhile wait, too.
+
     Raises:
-        BoughsError: There is no backend, or it cannot flush now.
+        BoughsError: There is no backend, or requests run (still, after `timeout`).
     """
-    loop.run(resolve(backend).flush_cache())
+    loop.run(resolve(backend).flush_cache(timeout))
     return True
 
 

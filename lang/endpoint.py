@@ -16,7 +16,15 @@ import aiohttp
 import msgspec
 
 from boughs.lang import loop
-from boughs.lang.backend import Chunk, GenerateRequest, Prompt, ScoreRequest, Scores
+from boughs.lang.backend import (
+    Chunk,
+    GenerateRequest,
+    LeaseState,
+    PinRequest,
+    Prompt,
+    ScoreRequest,
+    Scores,
+)
 from boughs.lang.errors import (
     BackendError,
     BoughsError,
@@ -120,9 +128,31 @@ class RuntimeEndpoint:
         except msgspec.ValidationError as error:
             raise BackendError(f"{self.base_url}/score: unexpected answer: {error}") from None
 
-    async def flush_cache(self) -> None:
-        """Forget every cached prefix."""
-        await self._http.json("POST", "/flush_cache", {})
+    async def pin(self, request: PinRequest) -> AsyncIterator[LeaseState]:
+        """Keep a prompt cached on the server; the lease lives as long as the connection."""
+        body = {
+            "segments": _segments(request.prompt),
+            "seconds": request.seconds,
+            "cache_salt": request.cache_salt,
+            "priority": request.priority,
+        }
+        given = {name: value for name, value in body.items() if value is not None}
+        async with self._http.request("POST", "/pin", given) as response:
+            async for event in read_events(response.content.iter_any()):
+                try:
+                    yield msgspec.convert(event, LeaseState)
+                except msgspec.ValidationError as error:
+                    raise BackendError(f"{self.base_url}/pin: unexpected: {error}") from None
+
+    async def flush_cache(self, seconds: float = 0.0) -> None:
+        """Forget every cached prefix; waits up to so many seconds for what runs."""
+        await self._http.json("POST", f"/flush_cache?timeout={seconds:g}", {})
+
+    async def tree(self, max_segments: int = 1000, max_tokens: int = 32) -> dict[str, Any]:
+        """The server's radix tree as plain data, with each segment's text."""
+        query = f"max_segments={max_segments}&max_tokens={max_tokens}"
+        shown: dict[str, Any] = await self._http.json("GET", f"/tree?{query}")
+        return shown
 
     async def get_server_info(self) -> dict[str, Any]:
         """What the server is and how it does."""

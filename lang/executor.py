@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from typing import Self
 
 from boughs.lang import choices, ir
-from boughs.lang.backend import Answer, Chunk, GenerateRequest, ScoreRequest
+from boughs.lang.backend import Answer, Chunk, GenerateRequest, PinRequest, ScoreRequest
 from boughs.lang.backlog import Backlog
 from boughs.lang.contents import Contents
 from boughs.lang.errors import (
@@ -264,6 +264,18 @@ class Executor:
         for name in dict.fromkeys(name for contents in held for name in contents.written):
             values = [contents.variables.get(name) for contents in held]
             self.contents.set(name, values, [contents.meta.get(name) for contents in held])
+
+    async def run_pin(self, node: ir.Pin) -> None:
+        """Have the backend keep what the state holds, until the run ends."""
+        defaults = self.run.defaults
+        await self.run.pin(
+            PinRequest(
+                prompt=self.contents.prompt(),
+                seconds=node.seconds,
+                cache_salt=defaults.cache_salt,
+                priority=defaults.priority,
+            )
+        )
 
     async def run_render(self, _node: ir.Render) -> None:
         """Have every role mark's text; when the program has ended, end the stream of its text."""

@@ -38,6 +38,7 @@ class Runner(Protocol):
     def run_scope_end(self, node: ScopeEnd) -> Awaitable[None]: ...  # noqa: D102
     def run_fork(self, node: Fork) -> Awaitable[None]: ...  # noqa: D102
     def run_join(self, node: Join) -> Awaitable[None]: ...  # noqa: D102
+    def run_pin(self, node: Pin) -> Awaitable[None]: ...  # noqa: D102
     def run_render(self, node: Render) -> Awaitable[None]: ...  # noqa: D102
 
 
@@ -309,6 +310,20 @@ class Join(Node):
 
     def __str__(self) -> str:
         return f"join {len(self.branches)} ({self.mode})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin(Node):
+    """From here on, what the state holds is kept in the backend's cache."""
+
+    seconds: float
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Take a lease."""
+        return runner.run_pin(self)
+
+    def __str__(self) -> str:
+        return f"pin for {self.seconds:g} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,11 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from boughs.lang.backend import Answer, Backend
+from boughs.lang.backend import Answer, Backend, Pinning, PinRequest
+from boughs.lang.errors import Unsupported
 from boughs.lang.failure import Failure
+from boughs.lang.lease import Lease
+from boughs.lang.loop import background_loop
 from boughs.lang.parameters import Defaults
 
 if TYPE_CHECKING:
@@ -56,6 +59,7 @@ class Run:
         self.defaults = defaults
         self.usage = Usage()
         self.ret_value: Any = None
+        self._leases: list[Lease] = []
         self._states: dict[Executor, None] = {}  # the program's own first, then open branches
         self._lock = threading.Lock()
 
@@ -69,6 +73,19 @@ class Run:
         with self._lock:
             self._states.pop(state, None)
         state.end()
+
+    async def pin(self, request: PinRequest) -> None:
+        """Take a lease on a prompt, which ends with the run. Returns when it is held.
+
+        Raises:
+            Unsupported: The backend has no cache to pin in.
+            BoughsError: What the backend raises before the lease is held.
+        """
+        if not isinstance(self.backend, Pinning):
+            raise Unsupported(
+                f"pin: a {type(self.backend).__name__} has no cache in which prompts can be kept"
+            )
+        self._leases.append(await Lease.take(self.backend.pin(request)))
 
     def finish(self) -> None:
         """Wait for all states and end them, or raise the first failure not seen so far."""
@@ -90,6 +107,7 @@ class Run:
         for state in self._all():
             state.fail(Failure(error, where))
             state.end()
+        self._release()
 
     def failure(self) -> Failure | None:
         """The first failure that the program has not seen; its own state's in any case."""
@@ -105,6 +123,12 @@ class Run:
             raise failure.make()
         for state in self._all():
             state.end()
+        self._release()
+
+    def _release(self) -> None:
+        """Give back all leases."""
+        for lease in self._leases:
+            background_loop().call_soon_threadsafe(lease.release)
 
     def _all(self) -> list[Executor]:
         with self._lock:

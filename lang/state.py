@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from boughs.lang import ir
-from boughs.lang.backend import Answer, Chunk
+from boughs.lang.backend import Answer, Chunk, PinRequest
 from boughs.lang.errors import BoughsError, InvalidRequest, NotFound, Unsupported
 from boughs.lang.executor import Executor
 from boughs.lang.group import ProgramStateGroup
@@ -98,6 +98,19 @@ class ProgramState:
         finally:
             scopes.discard(name)
         self.submit(ir.ScopeEnd(name))
+
+    def pin(self, seconds: float = 600.0) -> None:
+        """Keep what the state holds now in the backend's cache, for other runs to come.
+
+        The lease ends with this run, and after so many seconds at the latest. Where requests need
+        the memory it is broken: a hint, which never changes an answer.
+
+        Raises:
+            InvalidRequest: `seconds` is no number above 0, or above a week.
+            Unsupported: At the next read: the backend has no cache.
+        """
+        PinRequest(prompt="", seconds=seconds).check()
+        self.submit(ir.Pin(seconds))
 
     def fork(self, size: int = 1, position_ids_offset: object = None) -> ProgramStateGroup:
         """Branches that go on from here at the same time, each with a copy of all this holds.

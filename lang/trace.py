@@ -131,6 +131,9 @@ class _Tracer(Executor):
             even = 1 / len(node.choices)
             self.contents.probs[node.name] = dict.fromkeys(node.choices, even)
 
+    async def run_pin(self, _node: ir.Pin) -> None:
+        """Do nothing: there is no cache."""
+
     def _answer(self, name: str | None, text: str, value: Any) -> None:
         self.contents.segments.append(Text(text))
         self.contents.shown.append(text)
@@ -159,7 +162,7 @@ class _NoBackend:
         """Refuse."""
         self._refuse(request)
 
-    async def flush_cache(self) -> None:
+    async def flush_cache(self, seconds: float = 0.0) -> None:  # noqa: ARG002 - the protocol's
         """Refuse."""
         self._refuse(None)
 

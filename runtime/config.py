@@ -47,6 +47,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["lpm", "fcfs"],
         _help("order of waiting requests: longest cached prefix first, or first come first served"),
     ] = "lpm"
+    radix_eviction_policy: Annotated[
+        Literal["lru", "lfu", "fifo", "priority"],
+        _help(
+            "which cached prefix goes first when pages run out: the one used longest ago, least "
+            "often, stored first, or of the least priority"
+        ),
+    ] = "lru"
     attention_backend: Annotated[
         Literal["auto", "cpu", "reference"], _help("kernels for attention")
     ] = "auto"

@@ -13,13 +13,15 @@ import asyncio
 import atexit
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
 
 from boughs.lang import loop
-from boughs.lang.backend import Prompt, ScoreRequest, Scores
+from boughs.lang.backend import PinRequest, Prompt, ScoreRequest, Scores
+from boughs.lang.lease import Lease
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.front.batch import Batch, Json
 from boughs.runtime.front.front import Front
@@ -165,9 +167,45 @@ class Engine:
 
     # ---- the engine ----
 
-    def flush_cache(self) -> None:
-        """Forget every cached prefix. Raises `InvalidRequest` while requests run."""
-        loop.run(self.endpoint.flush_cache())
+    def flush_cache(self, timeout: float = 0.0) -> None:
+        """Forget every cached prefix, and end all leases.
+
+        Args:
+            timeout: Seconds to wait for what runs; requests that come meanwhile wait, too.
+
+        Raises:
+            InvalidRequest: Requests run, and none was to be waited for.
+            RequestTimeout: They ran on after `timeout`; nothing was forgotten.
+        """
+        loop.run(self.endpoint.flush_cache(timeout))
+
+    @contextmanager
+    def pin(
+        self, prompt: Prompt, seconds: float = 600.0, *, cache_salt: str | None = None
+    ) -> Iterator[int]:
+        """Keep a prompt cached in this block, and for so many seconds at most.
+
+        A lease never changes an answer and never makes a request wait: where the pages are needed
+        it is broken, the one with the oldest deadline first.
+
+        Args:
+            prompt: Text, token ids or segments; computed if it is not cached.
+            seconds: The deadline.
+            cache_salt: As of the requests that are to find it.
+
+        Yields:
+            How many tokens are kept.
+        """
+        request = PinRequest(prompt=prompt, seconds=seconds, cache_salt=cache_salt)
+        lease = loop.run(Lease.take(self.endpoint.pin(request)))
+        try:
+            yield lease.state.tokens
+        finally:
+            loop.run(lease.released())
+
+    def tree(self, max_segments: int = 1000, max_tokens: int = 32) -> Json:
+        """The radix tree as plain data; see `boughs.runtime.front.front.Front.tree`."""
+        return loop.run(self.endpoint.tree(max_segments, max_tokens))
 
     def get_server_info(self) -> Json:
         """Settings, limits and counters; `model_path` is the resolved folder."""

@@ -77,10 +77,11 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class Call(msgspec.Struct, tag="call"):
-    """Run a method of the core (`flush`, `stats`, `check`) between two steps; a `Reply` follows."""
+    """Run a method of `boughs.runtime.core.calls` between two steps; a `Reply` follows."""
 
     id: int
     method: str
+    args: dict[str, Any] = {}
 
 
 class Shutdown(msgspec.Struct, tag="shutdown"):
@@ -140,13 +141,20 @@ class Reply(msgspec.Struct, tag="reply"):
     error: tuple[str, str] | None = None
 
 
+class LeaseEnded(msgspec.Struct, tag="lease_ended"):
+    """A lease ended by itself: it is `expired` or `broken`."""
+
+    lease: int
+    state: str
+
+
 class Failed(msgspec.Struct, tag="failed"):
     """The core cannot start, or met a fault of its own and ends. (class name, message)."""
 
     error: tuple[str, str]
 
 
-FromCore = Ready | Outputs | Reply | Failed
+FromCore = Ready | Outputs | Reply | LeaseEnded | Failed
 
 to_core = msgspec.msgpack.Decoder(ToCore)
 from_core = msgspec.msgpack.Decoder(FromCore)

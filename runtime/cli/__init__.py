@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from boughs import __version__
 from boughs.lang.errors import BoughsError
 
-from . import chat, pull, run, serve
+from . import chat, pull, run, serve, tree
 
-COMMANDS = (pull, serve, run, chat)
+COMMANDS = (pull, serve, run, chat, tree)
 
 _DESCRIPTION = """\
 Structured-generation programs, and a runtime that computes no prefix twice.
@@ -26,6 +26,7 @@ examples:
   boughs run examples/multi_turn.py
   boughs serve smollm2-135m --port 30000
   boughs chat --endpoint http://127.0.0.1:30000
+  boughs tree http://127.0.0.1:30000
 
 `boughs COMMAND --help` tells more.
 """

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from boughs.lang.errors import BoughsError, GrammarError, InvalidRequest, Unservable
+from boughs.lang.errors import BoughsError, GrammarError, Unservable
 from boughs.radix import PrefixCache
 from boughs.runtime.config import EngineConfig
+from boughs.runtime.core.calls import Calls
 from boughs.runtime.core.grammar import GrammarCompiler, Matcher
 from boughs.runtime.core.request import Request
 from boughs.runtime.core.runner import ModelRunner, Runner
@@ -32,7 +31,6 @@ from boughs.runtime.messages import (
     Output,
     Outputs,
     Ready,
-    Reply,
     Shutdown,
     Submit,
     ToCore,
@@ -59,7 +57,10 @@ class Core:
         folder = Path(config.model_path)
         self.runner = ModelRunner(config, folder) if runner is None else runner
         self.cache = PrefixCache(
-            self.runner.num_pages, config.page_size, enabled=not config.disable_radix_cache
+            self.runner.num_pages,
+            config.page_size,
+            policy=config.radix_eviction_policy,
+            enabled=not config.disable_radix_cache,
         )
         self.scheduler = Scheduler(
             self.cache,
@@ -87,21 +88,24 @@ class Core:
 
     def run(self, receive: Receive, send: Send) -> None:
         """Serve until `Shutdown` arrives. An idle core waits in `receive` and costs nothing."""
+        calls = Calls(self.scheduler, send)
         send(Ready(self.limits))
         stalled = False
         while True:
             outputs: list[Output] = []
-            wait = None if stalled or not self.scheduler.has_work else 0.0
+            wait = calls.patience if stalled or not self.scheduler.has_work else 0.0
             for message in receive(wait):
                 if isinstance(message, Shutdown):
                     return
                 if isinstance(message, Call):
-                    send(self._call(message))
+                    calls.take(message)
                 else:
                     self._take(message, outputs)
             stalled = not self._step(outputs) and self.scheduler.has_work
             if outputs:
                 send(Outputs(outputs))
+            if calls.turn():
+                stalled = False
             if self._config.check_invariants:
                 self.scheduler.check()
 
@@ -157,27 +161,6 @@ class Core:
             row=row,
             matcher=matcher,
         )
-
-    def _call(self, call: Call) -> Reply:
-        try:
-            return Reply(call.id, result=_CALLS[call.method](self))
-        except BoughsError as error:
-            return Reply(call.id, error=(type(error).__name__, str(error)))
-
-    def flush(self) -> int:
-        """Forget every prefix; refused while requests are in the core. Returns pages freed."""
-        if not self.scheduler.is_empty:
-            sizes = self.scheduler.sizes()
-            raise InvalidRequest(
-                f"flush_cache: {sizes['running']} requests run and {sizes['waiting']} wait; "
-                "flush when none does"
-            )
-        return self.cache.flush()
-
-    def stats(self) -> dict[str, Any]:
-        """Every counter: queues, pages, tokens."""
-        pages = asdict(self.cache.stats())
-        return {**self.scheduler.sizes(), **asdict(self.scheduler.counters), "cache": pages}
 
     def check(self) -> None:
         """Raise AssertionError where the pages or queues disagree."""
@@ -317,10 +300,3 @@ def _complete(matcher: Matcher | None) -> bool:
 
 def _failure(key: int, error: BoughsError) -> Output:
     return Output(key=key, error=(type(error).__name__, str(error)))
-
-
-_CALLS: dict[str, Callable[[Core], Any]] = {
-    "flush": Core.flush,
-    "stats": Core.stats,
-    "check": Core.check,
-}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from boughs.radix import Sequence
+from boughs.radix import Sequence, Spot
 from boughs.runtime.core.grammar import Matcher
 from boughs.runtime.core.sampler import RowState
 from boughs.runtime.messages import Output, Submit
@@ -32,6 +32,8 @@ class Request:
         prompt_logprobs: Gathered chunk by chunk, where they are asked for.
         row: What the sampler keeps for it.
         matcher: Its grammar, if it has one.
+        wanted: While it waits, the tokens that may come from the cache, as the tree keys them.
+        spot: Where they were found last.
         finish: Why the core ended it: `stop` or `length`.
     """
 
@@ -41,6 +43,8 @@ class Request:
     tokens: array[int]
     row: RowState
     matcher: Matcher | None = None
+    wanted: bytes = b""
+    spot: Spot | None = None
     computed: int = 0
     sequence: Sequence | None = None
     passes: int = 0

@@ -86,6 +86,8 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.counters = Counters()
+        self.held = False
+        """Whether no waiting request is admitted, so that what runs comes to an end."""
         self._page_size = page_size
         self._budget = max_batched_tokens
         self._max_running = max_running
@@ -99,8 +101,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Let a new request wait."""
-        self._waiting.append(request)
         self._by_key[request.key] = request
+        self._wait(request)
 
     def find(self, key: int) -> Request | None:
         """The request of this key, unless it has left."""
@@ -115,6 +117,11 @@ class Scheduler:
     def is_empty(self) -> bool:
         """Whether no request holds a page or wants one."""
         return not self._by_key
+
+    @property
+    def holds_pages(self) -> bool:
+        """Whether a request holds a page."""
+        return bool(self._running or self._ended)
 
     def sizes(self) -> dict[str, int]:
         """How many requests are in each state."""
@@ -220,13 +227,18 @@ class Scheduler:
         step.drop(request)
         self._running.remove(request)
         self._give_back(request)
-        self._waiting.append(request)
+        self._wait(request)
         self.counters.retractions += 1
 
     # ---- admission ----
 
+    def _wait(self, request: Request) -> None:
+        request.wanted = request.token_bytes(request.matchable)
+        request.spot = None
+        self._waiting.append(request)
+
     def _admit(self, step: Step) -> None:
-        if not self._waiting or step.tokens >= self._budget:
+        if self.held or not self._waiting or step.tokens >= self._budget:
             return
         if len(self._running) + len(self._ended) >= self._max_running:
             return
@@ -251,14 +263,18 @@ class Scheduler:
 
     def _ordered(self) -> list[tuple[Request, int]]:
         """Waiting requests and how much of each is cached, in the order to try them."""
-        pairs = [
-            (
-                request,
-                self.cache.peek(request.token_bytes(request.matchable), request.submit.namespace),
-            )
-            for request in self._waiting
-        ]
+        pairs = [(request, self._matched(request)) for request in self._waiting]
         return sorted(pairs, key=lambda pair: self._rank(*pair))
+
+    def _matched(self, request: Request) -> int:
+        """How much of a waiting request is cached; matched anew where the tree has changed."""
+        tree, spot = self.cache.tree, request.spot
+        if spot is None:
+            spot = tree.find(request.wanted, request.submit.namespace)
+        else:
+            spot = tree.refind(spot, request.wanted)
+        request.spot = spot
+        return spot.length
 
     def _rank(self, request: Request, matched: int) -> tuple[int, int, int]:
         """Lower goes first: priority, then age or the policy's order, then arrival."""
@@ -292,7 +308,10 @@ class Scheduler:
         if self.cache.available() < pages - -(-matched // self._page_size) + reserve:
             return False  # also before the match locks pages that could be evicted
         sequence = self.cache.admit(
-            request.token_bytes(request.matchable), request.submit.namespace, length=length
+            request.wanted,
+            request.submit.namespace,
+            length=length,
+            priority=request.priority,
         )
         try:
             if self.cache.available() < pages - len(sequence.pages) + reserve:
@@ -309,6 +328,7 @@ class Scheduler:
         self._running.append(request)
         self._running.sort(key=lambda r: r.arrival)
         request.common.clear()
+        request.wanted, request.spot = b"", None
         return True
 
     def check(self) -> None:

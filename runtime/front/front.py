@@ -14,12 +14,29 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from boughs.lang.backend import ChoiceScore, Chunk, GenerateRequest, ScoreRequest, Scores
-from boughs.lang.errors import BoughsError, InvalidRequest, Overloaded, RequestAborted
+from boughs.lang.backend import (
+    ChoiceScore,
+    Chunk,
+    GenerateRequest,
+    LeaseState,
+    PinRequest,
+    ScoreRequest,
+    Scores,
+    collect,
+)
+from boughs.lang.errors import (
+    BoughsError,
+    InvalidRequest,
+    Overloaded,
+    RequestAborted,
+    Unsupported,
+)
+from boughs.lang.sampling import SamplingParams
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.messages import Limits
 
 from .chat import ChatTemplate
+from .leases import keep
 from .link import Link, process_link
 from .output import ChoiceOutput
 from .plan import Planner, ScorePlan, submit_choice, submit_score, text_size
@@ -34,6 +51,12 @@ HEALTH_SECONDS = 20.0
 
 LONG_TEXT = 1 << 15
 """Characters that take about 20 ms to tokenize."""
+
+MAX_FLUSH_SECONDS = 3600.0
+"""The longest that a flush may hold requests up."""
+
+MAX_TREE_SEGMENTS, MAX_TREE_TOKENS = 10_000, 256
+"""The largest picture of the tree."""
 
 ABORTED = "the request was aborted"
 
@@ -147,6 +170,41 @@ class Front:
             logprobs, cached = await self._logprobs(run, wanted, request)
         return _scores(plan, scored, logprobs, cached, unconditional=request.unconditional)
 
+    async def pin(self, request: PinRequest) -> AsyncIterator[LeaseState]:
+        """Keep a prompt cached: computes it, and holds a lease on it as long as it is iterated.
+
+        Raises:
+            InvalidRequest: Names the field.
+            Unsupported: The engine keeps no prefixes.
+            Overloaded, RequestAborted, EngineDied: As `generate`.
+        """
+        if self.config.disable_radix_cache:
+            raise Unsupported("pin: the engine runs with disable_radix_cache and keeps no prefix")
+        request.check()
+        prefill = GenerateRequest(
+            prompt=request.prompt,
+            params=SamplingParams(
+                max_new_tokens=0, priority=request.priority, cache_salt=request.cache_salt
+            ),
+        )
+        planned = await _off_loop(text_size(request.prompt), self._planner.plan, prefill, "")
+        prefill.prompt = planned.prompt_ids
+
+        async def compute() -> None:
+            await collect(self.generate(prefill))
+
+        states = keep(
+            self._core.leases,
+            self._core.call,
+            compute,
+            ids=planned.prompt_ids,
+            namespace=request.cache_salt or "",
+            seconds=request.seconds,
+        )
+        async with contextlib.aclosing(states):
+            async for state in states:
+                yield state
+
     async def _logprobs(
         self, run: Running, wanted: list[tuple[list[int], int]], request: ScoreRequest
     ) -> tuple[list[list[float]], list[int]]:
@@ -213,13 +271,42 @@ class Front:
 
     # ---- the engine ----
 
-    async def flush_cache(self) -> None:
-        """Forget every cached prefix.
+    async def flush_cache(self, seconds: float = 0.0) -> None:
+        """Forget every cached prefix, and end all leases.
+
+        Args:
+            seconds: How long to wait for what runs; requests that come meanwhile wait, too.
 
         Raises:
-            InvalidRequest: Requests run.
+            InvalidRequest: Requests run, and none was to be waited for.
+            RequestTimeout: They ran on after so many seconds; nothing was forgotten.
         """
-        await self._core.call("flush")
+        if not 0 <= seconds <= MAX_FLUSH_SECONDS:
+            raise InvalidRequest(
+                f"timeout must be from 0 to {MAX_FLUSH_SECONDS:g}, got {seconds!r}", "timeout"
+            )
+        await self._core.call("flush", {"wait": seconds}, seconds)
+
+    async def tree(self, max_segments: int = 1000, max_tokens: int = 32) -> dict[str, Any]:
+        """The radix tree as plain data: `boughs.radix.take_snapshot`, with each segment's text.
+
+        Args:
+            max_segments: Those nearest to the beginning are shown.
+            max_tokens: Tokens and pages shown of each.
+        """
+        for name, value, most in (
+            ("max_segments", max_segments, MAX_TREE_SEGMENTS),
+            ("max_tokens", max_tokens, MAX_TREE_TOKENS),
+        ):
+            if not 0 <= value <= most:
+                raise InvalidRequest(f"{name} must be from 0 to {most}, got {value}", name)
+        shown: dict[str, Any] = await self._core.call(
+            "snapshot", {"max_segments": max_segments, "max_tokens": max_tokens}
+        )
+        for segment in shown["segments"]:
+            raw = b"".join(map(self.tokenizer.token_bytes, segment["tokens"]))
+            segment["text"] = raw.decode("utf-8", "replace")
+        return shown
 
     async def stats(self) -> dict[str, Any]:
         """Every counter of core and front."""

@@ -22,6 +22,7 @@ from boughs.runtime.messages import (
     Failed,
     Finish as FinishMessage,
     FromCore,
+    LeaseEnded,
     Limits,
     Output,
     Outputs,
@@ -31,6 +32,7 @@ from boughs.runtime.messages import (
     ToCore,
 )
 
+from .leases import Leases
 from .link import CoreGone, Link
 from .submission import Deliver, Submission
 
@@ -67,6 +69,7 @@ class Supervisor:
         ready: Whether there is a core that can be given work now.
         restarts: How many cores have died and been replaced.
         fault: Why there is no core any more, and will be none.
+        leases: Those that the core holds for the front.
     """
 
     limits: Limits
@@ -80,6 +83,7 @@ class Supervisor:
         """Ended in the core, which keeps their pages until it is told where the text ended."""
         self._calls: dict[int, tuple[Call, asyncio.Future[Any]]] = {}
         self._numbers = itertools.count(1)
+        self.leases = Leases(lambda lease: self._send(Call(next(self._numbers), "unpin", lease)))
         self._deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
         self._task: asyncio.Task[None] | None = None
         self._owner = os.getpid()
@@ -135,24 +139,34 @@ class Supervisor:
             return True
         return False
 
-    async def call(self, method: str) -> Any:
-        """The result of a method of the core (`flush`, `stats`, `check`).
+    async def call(
+        self, method: str, args: dict[str, Any] | None = None, waits: float = 0.0
+    ) -> Any:
+        """The result of one of the core's calls (`boughs.runtime.core.calls`).
+
+        Args:
+            method: Its name.
+            args: Its arguments.
+            waits: How many seconds the core may wait for others before it answers.
 
         Raises:
             BoughsError: What the core raised, or `EngineDied`.
             RequestTimeout: It did not answer in time.
         """
         self._require_hope()
-        call = Call(next(self._numbers), method)
+        seconds = CALL_SECONDS + waits
+        call = Call(next(self._numbers), method, args or {})
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call.id] = (call, future)
         self._send(call)
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await future
-        except TimeoutError:
+        except TimeoutError as error:
+            if isinstance(error, BoughsError):
+                raise  # the core's own
             raise RequestTimeout(
-                f"{method}: the engine core did not answer within {CALL_SECONDS:g} seconds"
+                f"{method}: the engine core did not answer within {seconds:g} seconds"
             ) from None
         finally:
             self._calls.pop(call.id, None)
@@ -198,6 +212,7 @@ class Supervisor:
                 reason = await self._read(self._link)
                 self.ready = False
                 self._unconfirmed.clear()
+                self.leases.lose()
                 await self._link.close()
                 await self._replace(reason)
                 self.ready = True
@@ -286,6 +301,7 @@ class Supervisor:
         submissions, self._submissions = self._submissions, {}
         for submission in submissions.values():
             submission.deliver(kind(reason))
+        self.leases.lose()
         for _, future in self._calls.values():
             if not future.done():
                 future.set_exception(kind(reason))
@@ -311,6 +327,8 @@ class Supervisor:
         if isinstance(message, Outputs):
             for output in message.outputs:
                 self._take(output)
+        elif isinstance(message, LeaseEnded):
+            self.leases.end(message)
         elif isinstance(message, Reply):
             _, future = self._calls.get(message.id, (None, None))
             if future is None or future.done():

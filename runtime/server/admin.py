@@ -6,13 +6,14 @@ This module knows no prompts.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 from aiohttp import web
 
 from boughs import __version__
 from boughs.lang.backend import GenerateRequest, collect
-from boughs.lang.errors import BoughsError, NotFound, Unsupported
+from boughs.lang.errors import BoughsError, InvalidRequest, NotFound, Unsupported
 from boughs.lang.sampling import SamplingParams
 
 from .errors import json_response
@@ -48,6 +49,7 @@ class Admin:
             web.get("/get_server_info", self.server_info),
             web.get("/flush_cache", self.flush_cache),
             web.post("/flush_cache", self.flush_cache),
+            web.get("/tree", self.tree),
             web.post("/concate_and_append_request", self.concate_and_append),
             *(web.route("*", path, self.lacked) for path in _LACKED),
             web.get("/v1/models", self.models),
@@ -97,10 +99,19 @@ class Admin:
             {**info, "served_model_name": self._model_name, "version": __version__}
         )
 
-    async def flush_cache(self, _: web.Request) -> web.Response:
-        """Forget every cached prefix; an error while requests run."""
-        await self._served.flush_cache()
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        """Forget every cached prefix; an error while requests run (still, after `timeout`)."""
+        seconds = _number(request, "timeout", 0.0)
+        await self._served.flush_cache(seconds)
         return json_response({"flushed": True})
+
+    async def tree(self, request: web.Request) -> web.Response:
+        """The radix tree as plain data."""
+        return json_response(
+            await self._served.tree(
+                int(_number(request, "max_segments", 1000)), int(_number(request, "max_tokens", 32))
+            )
+        )
 
     async def concate_and_append(self, _: web.Request) -> web.Response:
         """Nothing is to be done: SGLang's client has joined the texts itself."""
@@ -130,6 +141,24 @@ class Admin:
             "root": self._served.model_path,
             "max_model_len": self._served.limits.context_length,
         }
+
+
+def _number(request: web.Request, name: str, default: float) -> float:
+    """A number in the query.
+
+    Raises:
+        InvalidRequest: It is none, or no finite one.
+    """
+    given = request.query.get(name)
+    if given is None:
+        return default
+    try:
+        number = float(given)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidRequest(f"{name}: expected a number, got {given!r:.40}", name)
+    return number
 
 
 _LACKED = {

@@ -42,7 +42,9 @@ def make_app(served: Served, config: ServerConfig) -> web.Application:
     )
     app.on_response_prepare.append(guard.allow_origin)
     name = config.served_model_name or Path(served.model_path).name
-    app.add_routes(Native(served, config).routes())
+    native = Native(served, config)
+    app.add_routes(native.routes())
+    app.on_shutdown.append(native.shutdown)
     app.add_routes(OpenAI(served, config, name).routes())
     app.add_routes(Admin(served, name).routes())
     return app

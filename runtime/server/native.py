@@ -1,4 +1,4 @@
-"""`/generate` and `/score`: SGLang's wire, and our own.
+"""`/generate`, `/score` and `/pin`: SGLang's wire, and our own.
 
 This module knows requests and answers, and no tokens and no sockets.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from boughs.lang.backend import Answer, ScoreRequest
+from boughs.lang.backend import Answer, PinRequest, Prompt, ScoreRequest
 from boughs.lang.errors import InvalidRequest
+from boughs.lang.lease import Lease
 from boughs.lang.meta import meta_info
 from boughs.lang.segments import to_json
 
@@ -25,6 +26,8 @@ from .events import send_events
 from .generate import PROMPTS, GenerateCall, read_generate, read_prompts
 from .merge import add, collect_all, merged
 from .served import Served
+
+Body = TypeVar("Body")
 
 
 class Native:
@@ -38,6 +41,7 @@ class Native:
     def __init__(self, served: Served, config: ServerConfig) -> None:
         self._served = served
         self._config = config
+        self._leases: set[Lease] = set()
         self._groups: dict[str, list[str]] = {}
 
     def routes(self) -> list[web.RouteDef]:
@@ -46,6 +50,7 @@ class Native:
             web.post("/generate", self.generate),
             web.put("/generate", self.generate),
             web.post("/score", self.score),
+            web.post("/pin", self.pin),
             web.post("/abort_request", self.abort),
         ]
 
@@ -98,6 +103,34 @@ class Native:
         body = await read_json(request, self._config.client_timeout)
         scores = await self._served.score(read_score(body))
         return json_response(scores)
+
+    async def pin(self, request: web.Request) -> web.StreamResponse:
+        """Keep a prompt cached as long as this connection stays open."""
+        asked = read_pin(await read_json(request, self._config.client_timeout))
+        return await send_events(
+            request, self._states(asked), openai=False, seconds=self._config.client_timeout
+        )
+
+    async def _states(self, asked: PinRequest) -> AsyncGenerator[bytes | None, None]:
+        """The states of a lease; None after a while without news."""
+        lease = await Lease.take(self._served.pin(asked))
+        self._leases.add(lease)
+        try:
+            shown = lease.state
+            yield msgspec.json.encode(shown)
+            ended = False
+            while not ended:
+                ended = await lease.ended(self._config.keep_alive)
+                changed, shown = lease.state is not shown, lease.state
+                yield msgspec.json.encode(shown) if changed else None
+        finally:
+            self._leases.discard(lease)
+            await lease.released()
+
+    async def shutdown(self, _: web.Application) -> None:
+        """End all leases: nobody waits for them to run out."""
+        for lease in self._leases:
+            lease.release()
 
     async def abort(self, request: web.Request) -> web.Response:
         """End the requests of this id, or all; says how many ran."""
@@ -161,6 +194,29 @@ def _for_choices(call: GenerateCall, start: int, answer: Answer) -> Answer:
     return msgspec.structs.replace(answer, prompt_logprobs=entries)
 
 
+class _PinBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of `/pin` beside the prompt."""
+
+    seconds: float
+    cache_salt: str | None = None
+    priority: int = 0
+
+
+def read_pin(body: dict[str, Any]) -> PinRequest:
+    """The lease that the body of `/pin` asks for.
+
+    Raises:
+        InvalidRequest: Names the field.
+    """
+    prompt, asked = _read_one(body, _PinBody)
+    return PinRequest(
+        prompt=prompt,
+        seconds=asked.seconds,
+        cache_salt=asked.cache_salt,
+        priority=asked.priority,
+    )
+
+
 class _ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     """The keys of `/score` beside the prompt."""
 
@@ -177,16 +233,21 @@ def read_score(body: dict[str, Any]) -> ScoreRequest:
     Raises:
         InvalidRequest: Names the field.
     """
-    name, prompts, is_list = read_prompts(body)
-    if is_list:
-        raise InvalidRequest(f"{name}: one prompt a call", name)
-    rest = {key: value for key, value in body.items() if key not in PROMPTS}
-    asked = converted(rest, _ScoreBody, "")
+    prompt, asked = _read_one(body, _ScoreBody)
     return ScoreRequest(
-        prompt=prompts[0],
+        prompt=prompt,
         choices=asked.choices,
         unconditional=asked.unconditional,
         cache_salt=asked.cache_salt,
         priority=asked.priority,
         rid=asked.rid,
     )
+
+
+def _read_one(body: dict[str, Any], kind: type[Body]) -> tuple[Prompt, Body]:
+    """The one prompt in a body, and the keys beside it."""
+    name, prompts, is_list = read_prompts(body)
+    if is_list:
+        raise InvalidRequest(f"{name}: one prompt a call", name)
+    rest = {key: value for key, value in body.items() if key not in PROMPTS}
+    return prompts[0], converted(rest, kind, "")

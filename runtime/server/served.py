@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from boughs.lang.backend import Backend
+from boughs.lang.backend import Backend, Pinning
 from boughs.lang.segments import Segment
 from boughs.runtime.messages import Limits
 
@@ -36,7 +36,7 @@ class Vocabulary(Protocol):
         ...
 
 
-class Served(Backend, Protocol):
+class Served(Backend, Pinning, Protocol):
     """A backend that can be served. All methods run on one event loop."""
 
     @property
@@ -65,6 +65,10 @@ class Served(Backend, Protocol):
 
     def abort_all(self) -> int:
         """End every request; how many ran."""
+        ...
+
+    async def tree(self, max_segments: int, max_tokens: int) -> dict[str, Any]:
+        """The radix tree as plain data, with texts."""
         ...
 
     async def health(self) -> bool:

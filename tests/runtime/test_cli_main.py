@@ -16,7 +16,7 @@ from boughs.runtime.cli.flags import add_flags, given_flags, read_flags
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.server.config import ServerConfig
 
-NAMES = ["pull", "serve", "run", "chat"]
+NAMES = ("pull", "serve", "run", "chat", "tree")
 
 
 def refused(capsys, *argv):

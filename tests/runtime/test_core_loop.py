@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from boughs.lang.sampling import SamplingParams
-from boughs.runtime.messages import Abort, Call, Finish
+from boughs.runtime.messages import Abort, Finish
 
 _path = Path(__file__).parents[1] / "fixtures" / "page_model.py"
 _spec = importlib.util.spec_from_file_location("page_model", _path)
@@ -203,23 +203,6 @@ def test_prompt_logprobs_equal_the_definition_warm_and_cold():
     for key, start in enumerate(starts):
         (got,) = [o.prompt_logprobs for o in driver.outputs[key] if o.prompt_logprobs is not None]
         assert got == pytest.approx(expected[start:])
-
-
-def test_flush_is_refused_while_requests_run_and_empties_the_tree_after():
-    driver = Driver(num_pages=80)
-    driver.run(
-        [
-            [submit(0, range(1, 20), 3), Call(1, "flush")],
-            *[[] for _ in range(9)],
-            [Call(2, "flush")],
-        ]
-    )
-    refused, done = driver.replies
-    assert refused.error[0] == "InvalidRequest"
-    assert done.error is None
-    stats = driver.core.stats()
-    assert stats["cache"]["cached"] == 0
-    assert stats["cache"]["free"] == 79
 
 
 def test_small_requests_do_not_starve_a_large_one():

@@ -4,6 +4,7 @@ import http.client
 import importlib.util
 import json
 import socket
+import threading
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,11 +30,11 @@ def until(condition):
         time.sleep(0.005)
 
 
-def open_request(site, body):
-    """A connection on which a POST to /generate was sent and nothing was read."""
+def open_request(site, body, path="/generate"):
+    """A connection on which a POST was sent and nothing was read."""
     where = urlsplit(site.url)
     connection = http.client.HTTPConnection(where.hostname, where.port, timeout=20)
-    connection.request("POST", "/generate", json.dumps(body))
+    connection.request("POST", path, json.dumps(body))
     return connection
 
 
@@ -366,7 +367,59 @@ def test_flush(site):
     connection = open_request(site, {"text": "a"})
     until(lambda: site.engine.running)
     assert site.fail("/flush_cache", None)[0] == 400
+    threading.Timer(0.1, site.on_loop, [site.engine.release]).start()
+    assert site.call("/flush_cache?timeout=20")[0] == 200
+    assert site.engine.flushed == 3
     connection.close()
+    for given in ("soon", "nan", "inf"):
+        status, error = site.fail(f"/flush_cache?timeout={given}", None)
+        assert (status, error["param"]) == (400, "timeout")
+
+
+def test_tree(site):
+    shown = site.call("/tree?max_segments=1&max_tokens=3")[2]
+    assert (len(shown["segments"]), shown["segments"][0]["tokens"]) == (1, [1, 1, 1])
+    assert len(site.call("/tree")[2]["segments"]) == 3
+    assert site.fail("/tree?max_tokens=x", None)[1]["param"] == "max_tokens"
+
+
+def test_a_pin_lives_as_long_as_its_connection(site):
+    connection = open_request(site, {"text": "a prompt", "seconds": 1000}, "/pin")
+    until(lambda: site.engine.pinned == ["a prompt"])
+    assert b'{"state":"held","tokens":8}' in connection.sock.recv(1 << 16)
+    connection.close()
+    until(lambda: site.engine.pinned == [])
+    states = site.stream("/pin", {"text": "a prompt", "seconds": 0.01})
+    assert [state["state"] for state in states] == ["held", "expired"]
+
+
+def test_a_pin_is_kept_alive_and_does_not_hold_up_the_servers_end():
+    with fake.served(keep_alive=0.01, shutdown_timeout=30) as site:
+        connection = open_request(site, {"text": "a prompt", "seconds": 1000}, "/pin")
+        seen = b""
+        while seen.count(b": keep-alive") < 3:
+            seen += connection.sock.recv(1 << 16)
+    while piece := connection.sock.recv(1 << 16):
+        seen += piece
+    assert b"data: [DONE]" in seen
+    assert site.engine.pinned == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text": "a"}, "body"),
+        ({"text": "a", "seconds": 0}, "seconds"),
+        ({"text": "a", "seconds": "9"}, "seconds"),
+        ({"text": ["a", "b"], "seconds": 9}, "text"),
+        ({"seconds": 9}, "text"),
+        ({"text": "a", "seconds": 9, "minutes": 1}, "body"),
+    ],
+)
+def test_a_wrong_pin(site, body, param):
+    status, error = site.fail("/pin", body)
+    assert (status, error["param"]) == (400, param)
+    assert site.engine.pinned == []
 
 
 def test_concate_and_append(site):

@@ -1,0 +1,185 @@
+"""Leases through the front: they begin computed, end with their owner, and outlive a core."""
+
+import asyncio
+import importlib.util
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from boughs.lang.backend import GenerateRequest, PinRequest, collect
+from boughs.lang.errors import EngineDied, InvalidRequest, RequestTimeout, Unsupported
+from boughs.lang.sampling import SamplingParams
+from boughs.runtime.messages import Call, LeaseEnded
+
+
+def load(name):
+    path = Path(__file__).parents[1] / "fixtures" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+fake = load("fake_core")
+fronts = load("fronts")
+running_front, run = fronts.running_front, fronts.run
+shared, front, log = fronts.shared, fronts.front, fronts.log
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+PROMPT = [70, 71, 72, 73]
+
+
+def pinned(seconds=1000.0, prompt=PROMPT, **fields):
+    return PinRequest(prompt=prompt, seconds=seconds, **fields)
+
+
+async def _last(states):
+    async for _ in states:
+        pass
+
+
+def test_a_lease_is_held_while_it_is_iterated(front, shared):
+    async def hold():
+        async with aclosing(front.pin(pinned())) as states:
+            state = await anext(states)
+            assert (state.state, state.tokens) == ("held", len(PROMPT))
+            assert list(shared[1].leases.values()) == [PROMPT]
+        await front.check()  # it refuses while leases are held
+        assert not shared[1].leases
+
+    run(hold())
+
+
+def test_a_lease_ends_at_its_deadline(front):
+    async def states():
+        return [state.state async for state in front.pin(pinned(0.05))]
+
+    assert run(states()) == ["held", "expired"]
+
+
+def test_the_core_tells_of_a_broken_lease(front, shared):
+    async def states():
+        seen = []
+        async for state in front.pin(pinned()):
+            seen.append(state.state)
+            for lease in shared[1].leases:
+                front._core.leases.end(LeaseEnded(lease, "broken"))
+            shared[1].leases.clear()
+        return seen
+
+    assert run(states()) == ["held", "broken"]
+
+
+def test_a_lease_is_taken_again_on_the_next_core():
+    """With what it holds computed again: the new core's tree is empty."""
+    cores = []
+
+    async def over_a_death(front):
+        seen = []
+        async with aclosing(front.pin(pinned())) as states:
+            seen.append(await anext(states))
+            with pytest.raises(EngineDied):
+                await collect(front.generate(GenerateRequest(prompt=[300])))
+            seen.append(await anext(states))
+            assert list(cores[-1].leases.values()) == [PROMPT]
+        await front.check()
+        return seen
+
+    def make_deadly():
+        cores.append(fake.FakeCore(die_on=300 if len(cores) < 3 else None, log=[]))
+        return cores[-1]
+
+    with running_front(make_deadly) as front:
+        seen = run(over_a_death(front))
+    assert [(state.state, state.tokens) for state in seen] == [("held", 4), ("held", 4)]
+    assert len(cores) == 4
+
+
+def test_a_lease_whose_core_is_gone_for_good_ends_with_that_error():
+    async def hold(front):
+        async with aclosing(front.pin(pinned())) as states:
+            await anext(states)
+            asking = asyncio.gather(
+                *(collect(front.generate(GenerateRequest(prompt=[300]))) for _ in range(2)),
+                return_exceptions=True,
+            )
+            await asking
+            with pytest.raises(EngineDied):
+                await collect(front.generate(GenerateRequest(prompt=[300])))
+            with pytest.raises(EngineDied):
+                await asyncio.wait_for(_last(states), 20)
+
+    with running_front(lambda: fake.FakeCore(die_on=300, log=[])) as front:
+        run(hold(front))
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "9", True, 1e9])
+def test_a_wrong_deadline_is_refused(front, log, seconds):
+    async def hold():
+        await anext(front.pin(pinned(seconds)))
+
+    with pytest.raises(InvalidRequest, match="seconds") as caught:
+        run(hold())
+    assert caught.value.param == "seconds"
+    assert not [message for message in log if isinstance(message, Call)]
+
+
+def test_what_generate_refuses_is_refused(front):
+    async def hold(prompt):
+        await anext(front.pin(pinned(prompt=prompt)))
+
+    for prompt in ("", [10**6], "x" * 10**6):
+        with pytest.raises(InvalidRequest, match=r"prompt|segments\[0\]"):
+            run(hold(prompt))
+
+
+def test_without_a_cache_there_is_nothing_to_pin():
+    async def hold(front):
+        await anext(front.pin(pinned()))
+
+    with (
+        running_front(fake.FakeCore, disable_radix_cache=True) as front,
+        pytest.raises(Unsupported, match="disable_radix_cache"),
+    ):
+        run(hold(front))
+
+
+def test_a_flush_may_wait(front, log):
+    run(front.flush_cache(5.0))
+    assert [m.args for m in log if isinstance(m, Call) and m.method == "flush"] == [{"wait": 5.0}]
+    with pytest.raises(InvalidRequest, match="timeout must be"):
+        run(front.flush_cache(-1.0))
+
+
+def test_the_cores_own_timeout_reaches_the_caller():
+    core = fake.FakeCore()
+    plain = core.call
+
+    def call(message):
+        if message.method != "flush":
+            return plain(message)
+        return fake.Reply(message.id, error=("RequestTimeout", "flush_cache: requests ran on"))
+
+    core.call = call
+    with (
+        running_front(lambda: core) as front,
+        pytest.raises(RequestTimeout, match=r"^flush_cache: requests ran on"),
+    ):
+        run(front.flush_cache(1.0))
+
+
+def test_a_lease_computes_in_its_namespace_with_its_priority(front, log):
+    async def hold():
+        async with aclosing(front.pin(pinned(cache_salt="a", priority=3))) as states:
+            await anext(states)
+
+    run(hold())
+    (submit,) = [message for message in log if isinstance(message, fake.Submit)]
+    assert (submit.namespace, submit.params.priority) == ("a", 3)
+    assert submit.params == SamplingParams(
+        max_new_tokens=0, priority=3, cache_salt="a", seed=submit.params.seed
+    )
+    (pin,) = [m for m in log if isinstance(m, Call) and m.method == "pin"]
+    assert (pin.args["namespace"], pin.args["tokens"]) == ("a", PROMPT)
