@@ -17,6 +17,7 @@ from typing import Any
 from boughs.lang.errors import BoughsError, InvalidRequest, RequestTimeout
 from boughs.radix import Lease, take_snapshot
 from boughs.runtime.core.scheduler import Scheduler
+from boughs.runtime.core.times import StepTimes
 from boughs.runtime.messages import Call, FromCore, LeaseEnded, Reply
 
 Send = Callable[[FromCore], None]
@@ -27,14 +28,20 @@ class Calls:
 
     Args:
         scheduler: Whose cache and queues are asked about.
+        times: Of the core's steps.
         send: To the front.
         clock: Seconds; leases and patience end by it.
     """
 
     def __init__(
-        self, scheduler: Scheduler, send: Send, clock: Callable[[], float] = time.monotonic
+        self,
+        scheduler: Scheduler,
+        times: StepTimes,
+        send: Send,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
+        self._times = times
         self._cache = scheduler.cache
         self._send = send
         self._clock = clock
@@ -131,10 +138,15 @@ class Calls:
     # ---- looking ----
 
     def stats(self) -> dict[str, Any]:
-        """Every counter: queues, pages, tokens."""
+        """Every counter: queues, pages, tokens, and how long steps took."""
         pages = asdict(self._cache.stats())
         scheduler = self._scheduler
-        return {**scheduler.sizes(), **asdict(scheduler.counters), "cache": pages}
+        return {
+            **scheduler.sizes(),
+            **asdict(scheduler.counters),
+            "cache": pages,
+            "steps_in_seconds": self._times.as_json(),
+        }
 
     def snapshot(self, max_segments: int, max_tokens: int) -> dict[str, Any]:
         """The tree as plain data, and the cache's figures. Namespaces go by digests."""

@@ -22,6 +22,7 @@ from boughs.runtime.core.request import Request
 from boughs.runtime.core.runner import ModelRunner, Runner
 from boughs.runtime.core.sampler import RowState, sample, top_logprobs
 from boughs.runtime.core.scheduler import Scheduler, Step, Work
+from boughs.runtime.core.times import StepTimes
 from boughs.runtime.messages import (
     Abort,
     Call,
@@ -69,6 +70,7 @@ class Core:
             config.max_running_requests,
             config.schedule_policy,
         )
+        self.times = StepTimes()
         self._config = config
         eos = self.runner.eos_token_ids
         self._eos = frozenset(eos)
@@ -88,9 +90,10 @@ class Core:
 
     def run(self, receive: Receive, send: Send) -> None:
         """Serve until `Shutdown` arrives. An idle core waits in `receive` and costs nothing."""
-        calls = Calls(self.scheduler, send)
+        calls = Calls(self.scheduler, self.times, send)
         send(Ready(self.limits))
         stalled = False
+        times = self.times
         while True:
             outputs: list[Output] = []
             wait = calls.patience if stalled or not self.scheduler.has_work else 0.0
@@ -101,9 +104,11 @@ class Core:
                     calls.take(message)
                 else:
                     self._take(message, outputs)
+            times.begin()
             stalled = not self._step(outputs) and self.scheduler.has_work
             if outputs:
                 send(Outputs(outputs))
+            times.end("send")
             if calls.turn():
                 stalled = False
             if self._config.check_invariants:
@@ -173,8 +178,12 @@ class Core:
         step = self.scheduler.schedule()
         if not step.works:
             self.scheduler.computed(step)
+            self.times.drop()
             return False
+        self.times.admitted(step)
+        self.times.end("schedule")
         hidden = self.runner.forward(step)
+        self.times.end("model")
         self._gather_prompt_logprobs(step, hidden)
         last = self._last_rows(step)
         self.scheduler.computed(step)
@@ -188,6 +197,7 @@ class Core:
             logits = self.runner.logits(hidden[[row for _, row in sampling]])
             for (request, _), line in zip(sampling, logits, strict=True):
                 outputs.append(self._sampled(request, line))
+        self.times.end("sample")
         return True
 
     def _last_rows(self, step: Step) -> list[tuple[Work, int]]:

@@ -7,6 +7,7 @@ until the front has read its text (`confirm`). This module knows no queue and no
 
 from __future__ import annotations
 
+import time
 from array import array
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ class Request:
         tokens: Prompt and output, int32.
         computed: How many of them have rows in the cache. Without a sequence: 0.
         sequence: Its pages, while it runs.
+        queued: When it came, until it is first admitted.
         passes: Scheduling passes that it has waited, for ageing.
         cached_tokens: Prompt tokens found in the cache when it was first admitted.
         prompt_logprobs: Gathered chunk by chunk, where they are asked for.
@@ -48,6 +50,7 @@ class Request:
     computed: int = 0
     sequence: Sequence | None = None
     passes: int = 0
+    queued: float | None = field(default_factory=time.monotonic)
     cached_tokens: int | None = None
     prompt_logprobs: list[float | None] = field(default_factory=list)
     prompt_top: list[list[tuple[int, float]]] = field(default_factory=list)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,7 +26,6 @@ from boughs.lang.backend import (
 from boughs.lang.errors import (
     BoughsError,
     InvalidRequest,
-    Overloaded,
     RequestAborted,
     Unsupported,
 )
@@ -40,6 +38,7 @@ from .leases import keep
 from .link import Link, process_link
 from .output import ChoiceOutput
 from .plan import Planner, ScorePlan, submit_choice, submit_score, text_size
+from .registry import Registry
 from .running import Running
 from .supervisor import Supervisor
 from .tokenizer import Tokenizer
@@ -84,7 +83,9 @@ class Front:
         self.config = config
         self.model_path = config.model_path
         self._core = Supervisor(lambda: connect(config))
-        self._running: dict[str, Running] = {}
+        self._requests = Registry(
+            self._core, config.max_running_requests + config.max_queued_requests
+        )
 
     async def start(self) -> None:
         """Start the core and wait until it is ready.
@@ -128,7 +129,8 @@ class Front:
             RequestAborted: The engine was shut down.
             EngineDied: The core died, and another did not help.
         """
-        with self._registered(request.rid, request.params.n, request.params.timeout) as (rid, run):
+        params = request.params
+        with self._requests.request(request.rid, params.n, params.timeout) as (rid, run):
             size = text_size(request.prompt)
             asked = await _off_loop(size, self._planner.plan, request, rid)
             going: dict[int, ChoiceOutput] = {}
@@ -160,7 +162,7 @@ class Front:
             InvalidRequest: There is no choice, or what `generate` refuses.
             Overloaded, RequestAborted, EngineDied: As `generate`.
         """
-        with self._registered(request.rid, len(request.choices)) as (_, run):
+        with self._requests.request(request.rid, len(request.choices)) as (_, run):
             size = text_size(request.prompt) * len(request.choices)
             plan = await _off_loop(size, self._planner.plan_scores, request)
             scored = [ids[plan.border :] for ids in plan.sequences]
@@ -236,38 +238,11 @@ class Front:
 
         Its iterator gives a last chunk for each choice, with `abort` as the reason.
         """
-        run = self._running.get(rid)
-        if run is not None:
-            run.stop()
-        return run is not None
+        return self._requests.abort(rid)
 
     def abort_all(self) -> int:
         """End every request; how many ran."""
-        for run in self._running.values():
-            run.stop()
-        return len(self._running)
-
-    @contextlib.contextmanager
-    def _registered(
-        self, rid: str | None, count: int, timeout: float | None = None
-    ) -> Iterator[tuple[str, Running]]:
-        """A request under its id while it runs; its submissions end with the block."""
-        if rid is None:
-            rid = secrets.token_hex(16)
-        elif rid in self._running:
-            raise InvalidRequest(f"rid: a request {rid!r} runs already", "rid")
-        most = self.config.max_running_requests + self.config.max_queued_requests
-        if self._core.in_flight + count > most:
-            raise Overloaded(
-                f"{self._core.in_flight} requests run or wait, and no more than {most} may; "
-                "try again, or raise max_queued_requests"
-            )
-        run = self._running[rid] = Running(self._core, timeout)
-        try:
-            yield rid, run
-        finally:
-            del self._running[rid]
-            run.close()
+        return self._requests.abort_all()
 
     # ---- the engine ----
 
@@ -313,7 +288,7 @@ class Front:
         core: dict[str, Any] = await self._core.call("stats")
         return {
             **core,
-            "requests": len(self._running),
+            **self._requests.stats(),
             "in_flight": self._core.in_flight,
             "restarts": self._core.restarts,
         }
