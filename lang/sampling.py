@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from boughs.lang.beams import check_search
 from boughs.lang.errors import InvalidRequest, Unsupported
 
 ALIASES = {
@@ -26,9 +27,6 @@ ALIASES = {
 
 NOT_YET = {
     "structural_tag": "structural tags",
-    "beam_width": "beam search",
-    "best_of": "best_of",
-    "length_penalty": "beam search",
     "allowed_token_ids": "allowed_token_ids",
     "bad_words": "bad_words",
     "custom_params": "custom logit processors",
@@ -71,6 +69,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         skip_special_tokens: Leave special tokens out of the text.
         spaces_between_special_tokens: Only True: tokenizers of today know no other way.
         n: Number of choices.
+        best_of: Make this many choices and return the `n` with the highest sum of the logprobs of
+            their tokens, best first.
+        beam_width: Beam search with this many beams, as transformers' `num_beams`; the choices are
+            the `n` best. What it honours is in `boughs.lang.beams`.
+        length_penalty: A beam's score is the sum of its logprobs, divided by its length to this
+            power: above 0 favours long outputs.
+        early_stopping: Whether beam search ends with its `beam_width`-th finished output (true), at
+            a guess that none better will come (false), or when none can (`never`).
         seed: Seed of the choice's random numbers; drawn by the front when None.
         regex: The output matches this regular expression, wholly.
         json_schema: The output is JSON that is valid under this schema (a JSON string).
@@ -98,6 +104,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     n: int = 1
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     seed: int | None = None
     regex: str | None = None
     json_schema: str | None = None
@@ -189,10 +199,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"{where}spaces_between_special_tokens: only true is supported",
                 f"{where}spaces_between_special_tokens",
             )
+        check_search(self, where, spelled)
 
     def _bounds(self) -> tuple[tuple[str, bool, str], ...]:
         """(field, whether it is out of range, what is allowed)."""
         most, bias, patterns = self.max_new_tokens, self.logit_bias or {}, self.stop_regex
+        best, width = self.best_of, self.beam_width
         return (
             ("max_new_tokens", most is not None and most < 0, "at least 0"),
             ("min_new_tokens", self.min_new_tokens < 0, "at least 0"),
@@ -218,6 +230,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"patterns of at most {MAX_STOP_REGEX_BYTES} bytes",
             ),
             ("n", not 1 <= self.n <= 128, "from 1 to 128"),
+            ("best_of", not 1 <= (1 if best is None else best) <= 128, "from 1 to 128"),
+            ("beam_width", not 1 <= (1 if width is None else width) <= 128, "from 1 to 128"),
+            ("length_penalty", not -10 <= self.length_penalty <= 10, "from -10 to 10"),
             ("seed", self.seed is not None and not 0 <= self.seed < 2**63, "from 0 to 2**63 - 1"),
             ("priority", abs(self.priority) >= 2**31, "a 32-bit integer"),
             (

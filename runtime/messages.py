@@ -1,8 +1,9 @@
 """What the front and the core say to each other: plain data, msgpack on the wire.
 
 The front owns text and validates; the core owns tokens and KV. A request with `n` choices is `n`
-submissions here, which share their prefix through the tree. `key` is a number that the front
-draws, unique in the engine's life, so that no two submissions meet whatever their users call them.
+submissions here, which share their prefix through the tree; a beam search is one. `key` is a number
+that the front draws, unique in the engine's life, so that no two submissions meet whatever their
+users call them.
 """
 
 from __future__ import annotations
@@ -100,6 +101,28 @@ class Ready(msgspec.Struct, tag="ready"):
     limits: Limits
 
 
+class Hypothesis(msgspec.Struct, omit_defaults=True):
+    """A finished output of a beam search.
+
+    Attributes:
+        ids: Its tokens.
+        sum_logprob: The sum of their logprobs, penalties and biases included.
+        score: What it is ranked by: the sum over the length to the power `length_penalty`.
+        finish: `stop` or `length`.
+        matched: The token that ended it, for `stop`.
+        logprobs: The model's own, one a token, where they are asked for.
+        top: As `Output.top`.
+    """
+
+    ids: list[int]
+    sum_logprob: float
+    score: float
+    finish: str
+    matched: int | None = None
+    logprobs: list[float] | None = None
+    top: list[list[tuple[int, float]]] | None = None
+
+
 class Output(msgspec.Struct, omit_defaults=True):
     """What a step made for one submission.
 
@@ -113,6 +136,7 @@ class Output(msgspec.Struct, omit_defaults=True):
         finish: `stop`, `length` or None; the last output of a submission has one.
         matched: The token that ended it, for `stop`.
         error: (class name, message) when it failed; nothing follows.
+        hypotheses: What a beam search found, best first; it has only this one output.
     """
 
     key: int
@@ -125,6 +149,7 @@ class Output(msgspec.Struct, omit_defaults=True):
     finish: str | None = None
     matched: int | None = None
     error: tuple[str, str] | None = None
+    hypotheses: list[Hypothesis] | None = None
 
 
 class Outputs(msgspec.Struct, tag="outputs"):

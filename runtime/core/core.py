@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -15,13 +16,16 @@ from torch import Tensor
 
 from boughs.lang.errors import BoughsError, GrammarError, Unservable
 from boughs.radix import PrefixCache
+from boughs.runtime.beams import beam_limit
 from boughs.runtime.config import EngineConfig
+from boughs.runtime.core.beam import BeamSearch
 from boughs.runtime.core.calls import Calls
 from boughs.runtime.core.grammar import GrammarCompiler, Matcher
 from boughs.runtime.core.request import Request
 from boughs.runtime.core.runner import ModelRunner, Runner
 from boughs.runtime.core.sampler import RowState, sample, top_logprobs
-from boughs.runtime.core.scheduler import Scheduler, Step, Work
+from boughs.runtime.core.scheduler import Scheduler
+from boughs.runtime.core.step import Step, Work
 from boughs.runtime.core.times import StepTimes
 from boughs.runtime.messages import (
     Abort,
@@ -157,14 +161,18 @@ class Core:
             if matcher is not None:
                 matcher.accept(token)
         self._arrivals += 1
+        # The last token needs no row.
+        limit = min(prompt + params.max_new_tokens, self.limits.context_length, pool + 1)
+        if params.beam_width is not None:
+            limit = min(limit, beam_limit(params.beam_width, prompt, self.limits, self._config))
         return Request(
             submit=submit,
             arrival=self._arrivals,
-            # The last token needs no row.
-            limit=min(prompt + params.max_new_tokens, self.limits.context_length, pool + 1),
+            limit=limit,
             tokens=array("i", submit.prompt_ids + submit.output_ids),
             row=row,
             matcher=matcher,
+            search=None if params.beam_width is None else _search(submit, ends, limit - prompt),
         )
 
     def check(self) -> None:
@@ -195,8 +203,13 @@ class Core:
                 sampling.append((work.request, row))
         if sampling:
             logits = self.runner.logits(hidden[[row for _, row in sampling]])
-            for (request, _), line in zip(sampling, logits, strict=True):
-                outputs.append(self._sampled(request, line))
+            at = 0
+            for request, lines in groupby(sampling, key=lambda pair: pair[0].group or pair[0]):
+                begin, at = at, at + sum(1 for _ in lines)
+                if request.search is None:
+                    outputs.append(self._sampled(request, logits[begin]))
+                else:
+                    outputs += self._searched(request, request.search, logits[begin:at])
         self.times.end("sample")
         return True
 
@@ -208,6 +221,17 @@ class Core:
             if work.start + work.count == len(work.request.tokens):
                 rows.append((work, at - 1))
         return rows
+
+    def _searched(self, request: Request, search: BeamSearch, logits: Tensor) -> list[Output]:
+        """Take a step of a beam search; what it found, if it is over."""
+        parents = search.advance(logits)
+        if not search.over:
+            self.scheduler.regroup(request, parents)
+            return []
+        found = search.best()
+        output = request.output(finish=found[0].finish, hypotheses=found)
+        self.scheduler.finish(request)
+        return [self._with_prompt_logprobs(request, output)]
 
     def _prefilled(self, request: Request) -> Output:
         self.scheduler.finish(request)
@@ -302,6 +326,17 @@ class Core:
             if request.submit.top_logprobs:
                 output.prompt_top = request.prompt_top
         return output
+
+
+def _search(submit: Submit, ends: frozenset[int], most: int) -> BeamSearch:
+    return BeamSearch(
+        submit.params,
+        submit.prompt_ids,
+        ends,
+        most,
+        logprobs=submit.logprobs,
+        top=submit.top_logprobs,
+    )
 
 
 def _complete(matcher: Matcher | None) -> bool:

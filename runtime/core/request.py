@@ -2,7 +2,9 @@
 
 A request's tokens are its prompt and its output in one array; `computed` of them have rows in the
 KV cache. It is waiting (no pages), running (it holds a `Sequence` of pages), or ended and kept
-until the front has read its text (`confirm`). This module knows no queue and no model.
+until the front has read its text (`confirm`). A beam search is prefilled as one request; from its
+first step on its pages are its beams', each of them a request in no queue. This module knows no
+queue and no model.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from boughs.radix import Sequence, Spot
+from boughs.runtime.core.beam import BeamSearch
 from boughs.runtime.core.grammar import Matcher
 from boughs.runtime.core.sampler import RowState
 from boughs.runtime.messages import Output, Submit
@@ -37,6 +40,10 @@ class Request:
         wanted: While it waits, the tokens that may come from the cache, as the tree keys them.
         spot: Where they were found last.
         finish: Why the core ended it: `stop` or `length`.
+        search: The beam search that it is, if it is one.
+        beams: Of a search that has taken its first step, best first.
+        group: Of a beam, its search.
+        heir_of: Of a beam without pages, the one whose committed sequence it is to fork.
     """
 
     submit: Submit
@@ -56,6 +63,10 @@ class Request:
     prompt_top: list[list[tuple[int, float]]] = field(default_factory=list)
     finish: str | None = None
     common: dict[int, int] = field(default_factory=dict)
+    search: BeamSearch | None = None
+    beams: list[Request] = field(default_factory=list)
+    group: Request | None = None
+    heir_of: Request | None = None
 
     @property
     def key(self) -> int:
@@ -84,8 +95,23 @@ class Request:
 
     @property
     def prefilling(self) -> bool:
-        """Whether it has more to compute than the token sampled last."""
-        return self.remaining > 1 or self.output_len == 0
+        """Whether it has more to compute than the token sampled last. Not of a search's beams."""
+        return not self.beams and (self.remaining > 1 or self.output_len == 0)
+
+    @property
+    def parts(self) -> list[Request]:
+        """What holds the pages: its beams, or itself."""
+        return self.beams or [self]
+
+    @property
+    def holds_pages(self) -> bool:
+        """Whether it is running, or ended and kept."""
+        return any(part.sequence is not None for part in self.parts)
+
+    @property
+    def width(self) -> int:
+        """How many tokens it decodes in a step, at most."""
+        return 1 if self.search is None else self.search.width
 
     @property
     def matchable(self) -> int:

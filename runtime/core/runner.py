@@ -20,7 +20,7 @@ from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.kv_cache import KVCache
 from boughs.lang.errors import InvalidRequest
 from boughs.runtime.config import EngineConfig, parse_bytes
-from boughs.runtime.core.scheduler import Step, Work
+from boughs.runtime.core.step import Step, Work
 from boughs.runtime.models.llama import load_model
 
 DTYPES = {"float32": torch.float32}

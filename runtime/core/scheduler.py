@@ -12,57 +12,15 @@ model and sends nothing: what it decides is a `Step`.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
-from boughs.radix import CopyOrder, OutOfPages, PrefixCache
+from boughs.radix import OutOfPages, PrefixCache
+from boughs.runtime.core.group import common as common_tokens, next_works, pages_wanted, regroup
 from boughs.runtime.core.request import Request
+from boughs.runtime.core.step import Counters, Step
 
 AGED_AFTER = 64
 """Passes after which a waiting request comes before all that arrived later, whatever the policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Compute the tokens [start, start + count) of a request."""
-
-    request: Request
-    start: int
-    count: int
-
-
-@dataclass(slots=True)
-class Step:
-    """One batch: its work, and the copies to carry out before it."""
-
-    works: list[Work] = field(default_factory=list)
-    copies: list[CopyOrder] = field(default_factory=list)
-    tokens: int = 0
-
-    def add(self, request: Request, count: int) -> None:
-        """Compute the next `count` tokens of `request`."""
-        self.works.append(Work(request, request.computed, count))
-        self.tokens += count
-
-    def drop(self, request: Request) -> None:
-        """Compute nothing of `request`."""
-        self.tokens -= sum(work.count for work in self.works if work.request is request)
-        self.works = [work for work in self.works if work.request is not request]
-
-
-@dataclass(slots=True)
-class Counters:
-    """What has happened so far, in tokens or times."""
-
-    hit_tokens: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    retractions: int = 0
-    finished: int = 0
-    aborted: int = 0
-    steps: int = 0
 
 
 class Scheduler:
@@ -154,20 +112,24 @@ class Scheduler:
         self._running.remove(request)
         self._ended[request.key] = request
 
+    def regroup(self, request: Request, parents: list[int]) -> None:
+        """A search has taken a step: its beams now continue these ones of before."""
+        regroup(self.cache, request, parents)
+
     def _leave(self, request: Request) -> None:
         del self._by_key[request.key]
         if self._ended.pop(request.key, None) is None:
-            (self._waiting if request.sequence is None else self._running).remove(request)
+            (self._running if request.holds_pages else self._waiting).remove(request)
         self._give_back(request)
 
     def _give_back(self, request: Request) -> None:
-        if request.sequence is not None:
-            self.cache.commit(
-                request.sequence, request.token_bytes(request.computed), request.computed
-            )
-            self.cache.release(request.sequence)
-            request.sequence = None
-            request.computed = 0
+        for part in request.parts:
+            if part.sequence is not None:
+                self.cache.commit(part.sequence, part.token_bytes(part.computed), part.computed)
+                self.cache.release(part.sequence)
+                part.sequence = None
+            part.computed = 0
+            part.heir_of = None
 
     # ---- a step ----
 
@@ -175,14 +137,17 @@ class Scheduler:
         """The next step."""
         step = Step()
         for request in list(self._running):
-            if request.sequence is not None and not request.prefilling:
+            if request.beams:
+                self._decode_beams(request, step)
+            elif request.sequence is not None and not request.prefilling:
                 self._decode(request, step)
         for request in self._running:
             budget = self._budget - step.tokens
             if budget > 0 and request.prefilling:
                 step.add(request, min(budget, request.remaining))
         self._admit(step)
-        step.copies = self.cache.take_copies()
+        if step.works:  # with none, nothing carries the copies out
+            step.copies = self.cache.take_copies()
         self.counters.steps += bool(step.works)
         return step
 
@@ -222,6 +187,27 @@ class Scheduler:
                 step.add(request, 1)
                 return
 
+    def _decode_beams(self, request: Request, step: Step) -> None:
+        """Give a search its next work, retracting requests while pages are short.
+
+        A search that is alone has its pages (`beam_limit`). One that is the last in rank waits with
+        what it has, as long as the step computes something.
+        """
+        while request.holds_pages and step.tokens < self._budget:
+            try:
+                works = next_works(self.cache, request, self._budget - step.tokens)
+            except OutOfPages:
+                victim = min(self._running, key=lambda r: (r.priority, -r.arrival))
+                if victim is request and step.works:
+                    return
+                if len(self._running) == 1 and self._ended:
+                    return  # the front is about to give pages back
+                self._retract(victim, step)
+            else:
+                for beam, count in works:
+                    step.add(beam, count)
+                return
+
     def _retract(self, request: Request, step: Step) -> None:
         """Take a request's pages; it waits again, before those that have never run."""
         step.drop(request)
@@ -233,26 +219,29 @@ class Scheduler:
     # ---- admission ----
 
     def _wait(self, request: Request) -> None:
-        request.wanted = request.token_bytes(request.matchable)
+        first = request.parts[0]
+        request.wanted = first.token_bytes(first.matchable)
         request.spot = None
         self._waiting.append(request)
 
     def _admit(self, step: Step) -> None:
         if self.held or not self._waiting or step.tokens >= self._budget:
             return
-        if len(self._running) + len(self._ended) >= self._max_running:
+        load = sum(request.width for request in self._running)
+        most = self._max_running - len(self._ended)
+        if load >= most:
             return
         admitted = []
         for request, matched in self._ordered():
-            if step.tokens >= self._budget:
-                break
-            if len(self._running) + len(self._ended) >= self._max_running:
+            if step.tokens >= self._budget or load >= most:
                 break
             if self._follows(request, matched):
                 continue
-            if self._try_admit(request, matched):
+            if load + request.width <= most and self._try_admit(request, matched, load):
                 admitted.append(request)
-                step.add(request, min(self._budget - step.tokens, request.remaining))
+                load += request.width
+                if not request.beams:
+                    step.add(request, min(self._budget - step.tokens, request.remaining))
             elif request.passes >= AGED_AFTER:
                 break  # pages that come free are for the one that waits too long
         if admitted:
@@ -260,6 +249,9 @@ class Scheduler:
             self._waiting = [request for request in self._waiting if request not in taken]
         for request in self._waiting:
             request.passes += 1
+        for request in admitted:
+            if request.beams:
+                self._decode_beams(request, step)
 
     def _ordered(self) -> list[tuple[Request, int]]:
         """Waiting requests and how much of each is cached, in the order to try them."""
@@ -286,26 +278,36 @@ class Scheduler:
         )
 
     def _follows(self, request: Request, matched: int) -> bool:
-        """Whether a running request is still prefilling a page that this one needs, too."""
+        """Whether a running request is still prefilling a page that this one needs, too.
+
+        Or all that this one needs, however little: choices of one prompt compute it once.
+        """
         for leader in self._running:
             if not leader.prefilling or leader.submit.namespace != request.submit.namespace:
                 continue
             common = request.common.get(leader.key)
             if common is None:
-                common = request.common[leader.key] = _common(request, leader)
+                common = request.common[leader.key] = common_tokens(request, leader)
             # A prompt's own last token is always computed, so it is nothing to wait for.
             common = min(common, request.matchable)
-            if leader.computed < common and common - matched >= self._page_size:
+            if leader.computed >= common or common <= matched:
+                continue  # what it has computed is in the tree
+            if common == request.matchable or common - matched >= self._page_size:
                 return True
         return False
 
-    def _try_admit(self, request: Request, matched: int) -> bool:
-        """Match and lock the cached prefix and take pages for the rest, if there are enough."""
-        length = len(request.tokens)
-        pages = -(-length // self._page_size)
+    def _try_admit(self, request: Request, matched: int, load: int) -> bool:
+        """Match and lock the cached prefix and take pages for the rest, if there are enough.
+
+        Of a search that comes back only the first beam is placed here.
+        """
+        first = request.parts[0]
+        length = len(first.tokens)
+        size = self._page_size
+        pages = pages_wanted(request, size) if request.beams else -(-length // size)
         # Each running decode may want a page soon; alone, a request may take all there is.
-        reserve = len(self._running) + (length < request.limit and bool(self._running))
-        if self.cache.available() < pages - -(-matched // self._page_size) + reserve:
+        reserve = load + (request.width if load and length < request.limit else 0)
+        if self.cache.available() < pages - -(-matched // size) + reserve:
             return False  # also before the match locks pages that could be evicted
         sequence = self.cache.admit(
             request.wanted,
@@ -320,8 +322,8 @@ class Scheduler:
         except OutOfPages:
             self.cache.release(sequence)
             return False
-        request.sequence = sequence
-        request.computed = sequence.cached
+        first.sequence = sequence
+        first.computed = sequence.cached
         if request.cached_tokens is None:
             request.cached_tokens = min(sequence.cached, request.prompt_len)
             self.counters.hit_tokens += request.cached_tokens
@@ -335,23 +337,19 @@ class Scheduler:
         """Raise AssertionError where the queues or the pages disagree."""
         self.cache.check()
         for request in self._waiting:
-            assert request.sequence is None, f"waiting request {request.key} holds pages"
-            assert request.computed == 0, f"waiting request {request.key} has rows"
+            assert not request.holds_pages, f"waiting request {request.key} holds pages"
+            for part in request.parts:
+                assert part.computed == 0, f"waiting request {request.key} has rows"
         for request in (*self._running, *self._ended.values()):
-            assert request.sequence is not None, f"running request {request.key} has no pages"
-            room = len(request.sequence.pages) * self._page_size
-            assert request.computed <= room, f"request {request.key} has rows beyond its pages"
-            assert request.computed <= len(request.tokens), f"request {request.key}: extra rows"
+            assert request.holds_pages, f"running request {request.key} has no pages"
+            for part in request.parts:
+                pages = [] if part.sequence is None else part.sequence.pages
+                room = len(pages) * self._page_size
+                assert part.computed <= room, f"request {request.key} has rows beyond its pages"
+                assert part.computed <= len(part.tokens), f"request {request.key}: extra rows"
         every = [*self._waiting, *self._running, *self._ended.values()]
         assert len(every) == len(self._by_key), "a request is lost or in two queues"
         assert {r.key for r in every} == set(self._by_key), "the queues and the index disagree"
         if self.is_empty:
             stats = self.cache.stats()
             assert stats.private == 0, f"{stats.private} pages belong to no request"
-
-
-def _common(a: Request, b: Request) -> int:
-    """How many leading tokens two requests share."""
-    length = min(len(a.tokens), len(b.tokens))
-    differ = np.frombuffer(a.tokens, np.int32, length) != np.frombuffer(b.tokens, np.int32, length)
-    return int(differ.argmax()) if differ.any() else length

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from boughs.runtime.core.scheduler import Step
+from boughs.runtime.core.step import Step
 from boughs.runtime.metrics import Histogram
 
 STAGES = ("schedule", "model", "sample", "send")

@@ -1,0 +1,53 @@
+"""What one step of the core computes.
+
+Decided by the scheduler, carried out by the runner. This module knows neither of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from boughs.radix import CopyOrder
+from boughs.runtime.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute the tokens [start, start + count) of a request."""
+
+    request: Request
+    start: int
+    count: int
+
+
+@dataclass(slots=True)
+class Step:
+    """One batch: its work, and the copies to carry out before it."""
+
+    works: list[Work] = field(default_factory=list)
+    copies: list[CopyOrder] = field(default_factory=list)
+    tokens: int = 0
+
+    def add(self, request: Request, count: int) -> None:
+        """Compute the next `count` tokens of `request`."""
+        self.works.append(Work(request, request.computed, count))
+        self.tokens += count
+
+    def drop(self, request: Request) -> None:
+        """Compute nothing of `request`."""
+        parts = request.parts
+        self.works = [work for work in self.works if work.request not in parts]
+        self.tokens = sum(work.count for work in self.works)
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened so far, in tokens or times."""
+
+    hit_tokens: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    retractions: int = 0
+    finished: int = 0
+    aborted: int = 0
+    steps: int = 0
