@@ -44,9 +44,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         int, _help("requests that may wait; more are refused with 429")
     ] = 4096
     schedule_policy: Annotated[
-        Literal["lpm", "fcfs"],
-        _help("order of waiting requests: longest cached prefix first, or first come first served"),
+        Literal["lpm", "dfs", "fcfs", "priority"],
+        _help(
+            "order of waiting requests of one priority: longest cached prefix first, depth first "
+            "through the tree, or first come first served; with `priority` running requests give "
+            "way to those of higher priority"
+        ),
     ] = "lpm"
+    schedule_conservativeness: Annotated[
+        float,
+        _help(
+            "share of the tokens that running requests may yet generate for which an admission "
+            "leaves room; higher retracts less and runs fewer at once"
+        ),
+    ] = 0.0
     radix_eviction_policy: Annotated[
         Literal["lru", "lfu", "fifo", "priority"],
         _help(
@@ -77,6 +88,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} must be at least 1, got {value}", name)
+        if not 0 <= self.schedule_conservativeness <= 1:
+            raise InvalidRequest(
+                "schedule_conservativeness must be from 0 to 1, got "
+                f"{self.schedule_conservativeness}",
+                "schedule_conservativeness",
+            )
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory)
 

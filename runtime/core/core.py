@@ -71,8 +71,9 @@ class Core:
             self.cache,
             config.page_size,
             config.max_batched_tokens,
-            config.max_running_requests,
-            config.schedule_policy,
+            max_running=config.max_running_requests,
+            policy=config.schedule_policy,
+            conservativeness=config.schedule_conservativeness,
         )
         self.times = StepTimes()
         self._config = config

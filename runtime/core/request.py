@@ -32,13 +32,14 @@ class Request:
         computed: How many of them have rows in the cache. Without a sequence: 0.
         sequence: Its pages, while it runs.
         queued: When it came, until it is first admitted.
-        passes: Scheduling passes that it has waited, for ageing.
+        since: The step in which it began to wait, for ageing.
         cached_tokens: Prompt tokens found in the cache when it was first admitted.
         prompt_logprobs: Gathered chunk by chunk, where they are asked for.
         row: What the sampler keeps for it.
         matcher: Its grammar, if it has one.
         wanted: While it waits, the tokens that may come from the cache, as the tree keys them.
         spot: Where they were found last.
+        place: All its tokens in the same form, where the policy orders by them.
         finish: Why the core ended it: `stop` or `length`.
         search: The beam search that it is, if it is one.
         beams: Of a search that has taken its first step, best first.
@@ -54,9 +55,10 @@ class Request:
     matcher: Matcher | None = None
     wanted: bytes = b""
     spot: Spot | None = None
+    place: bytes = b""
     computed: int = 0
     sequence: Sequence | None = None
-    passes: int = 0
+    since: int | None = None
     queued: float | None = field(default_factory=time.monotonic)
     cached_tokens: int | None = None
     prompt_logprobs: list[float | None] = field(default_factory=list)
@@ -112,6 +114,11 @@ class Request:
     def width(self) -> int:
         """How many tokens it decodes in a step, at most."""
         return 1 if self.search is None else self.search.width
+
+    @property
+    def longest(self) -> int:
+        """Tokens that it has; of a search, that a beam has."""
+        return len(self.parts[0].tokens)
 
     @property
     def matchable(self) -> int:

@@ -11,16 +11,19 @@ model and sends nothing: what it decides is a `Step`.
 
 from __future__ import annotations
 
-import sys
-from typing import Literal
-
 from boughs.radix import OutOfPages, PrefixCache
-from boughs.runtime.core.group import common as common_tokens, next_works, pages_wanted, regroup
+from boughs.runtime.core.group import next_works, pages_wanted, regroup
+from boughs.runtime.core.policy import (
+    Candidate,
+    blocks,
+    follows,
+    gives_way,
+    order,
+    reserve,
+    victim,
+)
 from boughs.runtime.core.request import Request
 from boughs.runtime.core.step import Counters, Step
-
-AGED_AFTER = 64
-"""Passes after which a waiting request comes before all that arrived later, whatever the policy."""
 
 
 class Scheduler:
@@ -31,7 +34,9 @@ class Scheduler:
         page_size: Tokens per page.
         max_batched_tokens: The token budget of a step.
         max_running: Requests that hold pages at once.
-        policy: `lpm` (longest cached prefix first) or `fcfs`.
+        policy: One of `boughs.runtime.core.policy.POLICIES`.
+        conservativeness: Share of what running requests may yet generate for which an admission
+            leaves pages free.
     """
 
     def __init__(
@@ -39,8 +44,10 @@ class Scheduler:
         cache: PrefixCache,
         page_size: int,
         max_batched_tokens: int,
+        *,
         max_running: int,
-        policy: Literal["lpm", "fcfs"] = "lpm",
+        policy: str = "lpm",
+        conservativeness: float = 0.0,
     ) -> None:
         self.cache = cache
         self.counters = Counters()
@@ -50,6 +57,9 @@ class Scheduler:
         self._budget = max_batched_tokens
         self._max_running = max_running
         self._policy = policy
+        self._conservativeness = conservativeness
+        self._steps = 0
+        self._last = ("", b"")  # the place of what was admitted last
         self._waiting: list[Request] = []
         self._running: list[Request] = []  # in the order of arrival
         self._ended: dict[int, Request] = {}  # by key; pages kept until the front confirms
@@ -136,6 +146,7 @@ class Scheduler:
     def schedule(self) -> Step:
         """The next step."""
         step = Step()
+        self._steps += 1
         for request in list(self._running):
             if request.beams:
                 self._decode_beams(request, step)
@@ -179,10 +190,9 @@ class Scheduler:
             try:
                 self.cache.grow(request.sequence, len(request.tokens))
             except OutOfPages:
-                victim = min(self._running, key=lambda r: (r.priority, -r.arrival))
                 if len(self._running) == 1 and self._ended:
                     return  # the front is about to give pages back
-                self._retract(victim, step)
+                self._retract(victim(self._running), step)
             else:
                 step.add(request, 1)
                 return
@@ -197,12 +207,12 @@ class Scheduler:
             try:
                 works = next_works(self.cache, request, self._budget - step.tokens)
             except OutOfPages:
-                victim = min(self._running, key=lambda r: (r.priority, -r.arrival))
-                if victim is request and step.works:
+                loser = victim(self._running)
+                if loser is request and step.works:
                     return
                 if len(self._running) == 1 and self._ended:
                     return  # the front is about to give pages back
-                self._retract(victim, step)
+                self._retract(loser, step)
             else:
                 for beam, count in works:
                     step.add(beam, count)
@@ -222,41 +232,53 @@ class Scheduler:
         first = request.parts[0]
         request.wanted = first.token_bytes(first.matchable)
         request.spot = None
+        if self._policy == "dfs":
+            request.place = first.token_bytes()
+        if request.since is None:
+            request.since = self._steps
         self._waiting.append(request)
 
     def _admit(self, step: Step) -> None:
+        """Begin waiting requests, as far as budget, places and pages go."""
         if self.held or not self._waiting or step.tokens >= self._budget:
             return
-        load = sum(request.width for request in self._running)
-        most = self._max_running - len(self._ended)
-        if load >= most:
+        if self._policy != "priority" and self._places < 1:
             return
-        admitted = []
-        for request, matched in self._ordered():
-            if step.tokens >= self._budget or load >= most:
+        ordered = order(
+            self._policy,
+            [Candidate(r, self._matched(r)) for r in self._waiting],
+            self._steps,
+            self._last,
+        )
+        self._waiting = [candidate.request for candidate in ordered]
+        for candidate in ordered:
+            request = candidate.request
+            if step.tokens >= self._budget:
                 break
-            if self._follows(request, matched):
+            if any(follows(request, candidate.matched, r, self._page_size) for r in self._running):
                 continue
-            if load + request.width <= most and self._try_admit(request, matched, load):
-                admitted.append(request)
-                load += request.width
-                if not request.beams:
+            if self._make_room(candidate, step):
+                self._waiting.remove(request)
+                if request.beams:
+                    self._decode_beams(request, step)
+                else:
                     step.add(request, min(self._budget - step.tokens, request.remaining))
-            elif request.passes >= AGED_AFTER:
-                break  # pages that come free are for the one that waits too long
-        if admitted:
-            taken = set(admitted)
-            self._waiting = [request for request in self._waiting if request not in taken]
-        for request in self._waiting:
-            request.passes += 1
-        for request in admitted:
-            if request.beams:
-                self._decode_beams(request, step)
+            elif blocks(self._policy, request, self._steps):
+                break  # what comes free is for this one
 
-    def _ordered(self) -> list[tuple[Request, int]]:
-        """Waiting requests and how much of each is cached, in the order to try them."""
-        pairs = [(request, self._matched(request)) for request in self._waiting]
-        return sorted(pairs, key=lambda pair: self._rank(*pair))
+    @property
+    def _places(self) -> int:
+        """How many more may run."""
+        return self._max_running - len(self._ended) - sum(r.width for r in self._running)
+
+    def _make_room(self, candidate: Candidate, step: Step) -> bool:
+        """Admit a request, if need be in the place of those that give way to it."""
+        while not (candidate.request.width <= self._places and self._try_admit(candidate)):
+            loser = gives_way(self._policy, self._running, candidate.request)
+            if loser is None:
+                return False
+            self._retract(loser, step)
+        return True
 
     def _matched(self, request: Request) -> int:
         """How much of a waiting request is cached; matched anew where the tree has changed."""
@@ -268,46 +290,18 @@ class Scheduler:
         request.spot = spot
         return spot.length
 
-    def _rank(self, request: Request, matched: int) -> tuple[int, int, int]:
-        """Lower goes first: priority, then age or the policy's order, then arrival."""
-        ahead = self._policy == "fcfs" or request.passes >= AGED_AFTER
-        return (
-            -request.priority,
-            -sys.maxsize if ahead else -matched,
-            request.arrival,
-        )
-
-    def _follows(self, request: Request, matched: int) -> bool:
-        """Whether a running request is still prefilling a page that this one needs, too.
-
-        Or all that this one needs, however little: choices of one prompt compute it once.
-        """
-        for leader in self._running:
-            if not leader.prefilling or leader.submit.namespace != request.submit.namespace:
-                continue
-            common = request.common.get(leader.key)
-            if common is None:
-                common = request.common[leader.key] = common_tokens(request, leader)
-            # A prompt's own last token is always computed, so it is nothing to wait for.
-            common = min(common, request.matchable)
-            if leader.computed >= common or common <= matched:
-                continue  # what it has computed is in the tree
-            if common == request.matchable or common - matched >= self._page_size:
-                return True
-        return False
-
-    def _try_admit(self, request: Request, matched: int, load: int) -> bool:
+    def _try_admit(self, candidate: Candidate) -> bool:
         """Match and lock the cached prefix and take pages for the rest, if there are enough.
 
         Of a search that comes back only the first beam is placed here.
         """
+        request, matched = candidate
         first = request.parts[0]
         length = len(first.tokens)
         size = self._page_size
         pages = pages_wanted(request, size) if request.beams else -(-length // size)
-        # Each running decode may want a page soon; alone, a request may take all there is.
-        reserve = load + (request.width if load and length < request.limit else 0)
-        if self.cache.available() < pages - -(-matched // size) + reserve:
+        spare = reserve(self._running, request, size, self._conservativeness)
+        if self.cache.available() < pages - -(-matched // size) + spare:
             return False  # also before the match locks pages that could be evicted
         sequence = self.cache.admit(
             request.wanted,
@@ -316,7 +310,7 @@ class Scheduler:
             priority=request.priority,
         )
         try:
-            if self.cache.available() < pages - len(sequence.pages) + reserve:
+            if self.cache.available() < pages - len(sequence.pages) + spare:
                 raise OutOfPages
             self.cache.grow(sequence, length)
         except OutOfPages:
@@ -330,7 +324,8 @@ class Scheduler:
         self._running.append(request)
         self._running.sort(key=lambda r: r.arrival)
         request.common.clear()
-        request.wanted, request.spot = b"", None
+        self._last = candidate.place
+        request.wanted, request.spot, request.place = b"", None, b""
         return True
 
     def check(self) -> None:
