@@ -36,6 +36,7 @@ bench: model
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/lang.py
 	$(BIN)/python benchmarks/engine.py
+	GOMP_SPINCOUNT=0 $(BIN)/python benchmarks/host.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
