@@ -34,13 +34,12 @@ from boughs.runtime.messages import (
 
 from .leases import Leases
 from .link import CoreGone, Link
+from .quarantine import Quarantine
 from .submission import Deliver, Submission
 
 MAX_RESTARTS, RESTART_WINDOW = 3, 60.0
-"""So many restarts within so many seconds; at the next death the engine is given up."""
-
-MAX_TRIES = 3
-"""A submission is given up when so many cores have died under it: it may be what kills them."""
+"""So many restarts within so many seconds; at the next death the engine is given up. Deaths that a
+request was found to cause do not count."""
 
 CALL_SECONDS = 60.0
 """How long a core may take to answer a call between two steps."""
@@ -79,6 +78,7 @@ class Supervisor:
         self._link: Link | None = None
         self.ready = False
         self._submissions: dict[int, Submission] = {}
+        self._quarantine = Quarantine(lambda submission: self._send(submission.next_message()))
         self._unconfirmed: set[int] = set()
         """Ended in the core, which keeps their pages until it is told where the text ended."""
         self._calls: dict[int, tuple[Call, asyncio.Future[Any]]] = {}
@@ -116,7 +116,7 @@ class Supervisor:
         submission = Submission(message, deliver)
         self._submissions[message.key] = submission
         if self.ready:
-            self._send(submission.next_message())
+            self._quarantine.add(submission)
         return submission
 
     def finish(self, submission: Submission, length: int) -> None:
@@ -133,6 +133,7 @@ class Supervisor:
         """Whether the core still holds something of the submission; it is told what, next."""
         key = submission.message.key
         if self._submissions.pop(key, None) is not None:
+            self._quarantine.clear(submission)
             return True
         if key in self._unconfirmed:
             self._unconfirmed.remove(key)
@@ -213,6 +214,7 @@ class Supervisor:
                 self.ready = False
                 self._unconfirmed.clear()
                 self.leases.lose()
+                self._blame(reason)
                 await self._link.close()
                 await self._replace(reason)
                 self.ready = True
@@ -267,7 +269,6 @@ class Supervisor:
             self._deaths.append(now)
             self.restarts += 1
             log.warning("the engine core died and is started again: %s", reason)
-            self._drop_suspects(reason)
             try:
                 await self._open()
             except BoughsError as error:
@@ -275,20 +276,21 @@ class Supervisor:
             else:
                 return
 
-    def _drop_suspects(self, reason: str) -> None:
-        for key, submission in list(self._submissions.items()):
-            if submission.tries >= MAX_TRIES:
-                del self._submissions[key]
-                submission.deliver(
-                    EngineDied(
-                        f"the engine core died {MAX_TRIES} times while it ran this request; "
-                        f"the last time: {reason}"
-                    )
-                )
+    def _blame(self, reason: str) -> None:
+        """Have the submission fail that killed the core, if it is known which one did."""
+        culprit = self._quarantine.blame()
+        if culprit is None or self._submissions.pop(culprit.message.key, None) is None:
+            return
+        self._deaths.clear()  # they are explained
+        culprit.deliver(
+            EngineDied(
+                f"the engine core died {culprit.tries} times while it ran this request, at last "
+                f"with no other beside it; the last time: {reason}"
+            )
+        )
 
     def _resend(self) -> None:
-        for submission in self._submissions.values():
-            self._send(submission.next_message())
+        self._quarantine.begin(self._submissions.values())
         for call, _ in self._calls.values():
             self._send(call)
 
@@ -350,6 +352,7 @@ class Supervisor:
             submission.deliver(as_error(*output.error))
         else:
             submission.take(output)
+        self._quarantine.clear(submission)
 
 
 async def _farewell(link: Link, message: Failed) -> str:

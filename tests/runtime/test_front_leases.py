@@ -98,20 +98,21 @@ def test_a_lease_is_taken_again_on_the_next_core():
 
 
 def test_a_lease_whose_core_is_gone_for_good_ends_with_that_error():
+    class Dying(fake.FakeCore):
+        def call(self, call):
+            if call.method == "stats":
+                raise fake.Crash("no reason")
+            return super().call(call)
+
     async def hold(front):
         async with aclosing(front.pin(pinned())) as states:
             await anext(states)
-            asking = asyncio.gather(
-                *(collect(front.generate(GenerateRequest(prompt=[300]))) for _ in range(2)),
-                return_exceptions=True,
-            )
-            await asking
             with pytest.raises(EngineDied):
-                await collect(front.generate(GenerateRequest(prompt=[300])))
+                await front.stats()
             with pytest.raises(EngineDied):
                 await asyncio.wait_for(_last(states), 20)
 
-    with running_front(lambda: fake.FakeCore(die_on=300, log=[])) as front:
+    with running_front(lambda: Dying(log=[])) as front:
         run(hold(front))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -170,29 +171,90 @@ def test_a_request_that_kills_cores_is_given_up_and_the_others_go_on():
         assert len(cores.made) == 4
 
 
-def test_after_too_many_deaths_everything_fails_and_says_why():
-    cores = Cores(*[{"die_on": 300}] * 8)
+@given(
+    bad=st.sets(st.integers(0, 5), max_size=3),
+    late=st.lists(st.booleans(), min_size=6, max_size=6),
+    burst=st.integers(1, 3),
+)
+@settings(max_examples=25, deadline=None)
+def test_only_the_requests_that_kill_cores_fail(bad, late, burst):
+    """However many there are, and whoever comes while they are looked for."""
+    cores = Cores(*[{"die_on": 300, "burst": burst}] * 20)
+    params = SamplingParams(max_new_tokens=9, ignore_eos=True)
+
+    async def ask(front, at):
+        if late[at]:
+            await asyncio.sleep(0.005 * at)
+        prompt = [300, 70 + at] if at in bad else [70 + at]
+        return await collect(front.generate(GenerateRequest(prompt=prompt, params=params)))
+
+    async def ask_all(front):
+        return await asyncio.gather(*(ask(front, at) for at in range(6)), return_exceptions=True)
+
     with running_front(cores) as front:
-        for _ in range(2):
-            with pytest.raises(EngineDied):
-                answers_of(front, GenerateRequest(prompt=[300]))
-        with pytest.raises(EngineDied, match=r"4 times within 60 seconds.*token 300"):
-            answers_of(front, GenerateRequest(prompt=[70]))
+        results = run(ask_all(front))
+        for at, result in enumerate(results):
+            if at in bad:
+                assert isinstance(result, EngineDied)
+                assert "with no other beside it" in str(result)
+            else:
+                assert result[0].output_ids == fake.counting([70 + at], 0)[:9]
+        assert run(front.stats())["in_flight"] == 0
+        run(front.check())
+
+
+def test_a_suspect_that_is_aborted_lets_the_next_be_tried():
+    cores = Cores(*[{"die_on": 300}] * 2, {"pause": lambda: time.sleep(0.2)})
+    params = SamplingParams(max_new_tokens=5, ignore_eos=True)
+
+    async def leave(front):
+        bad = asyncio.create_task(collect(front.generate(GenerateRequest(prompt=[300]))))
+        good = asyncio.create_task(
+            collect(front.generate(GenerateRequest(prompt=[70], params=params)))
+        )
+        while len(cores.made) < 3 or not cores.made[-1].log:  # noqa: ASYNC110 -- no event
+            await asyncio.sleep(0.002)
+        bad.cancel()
+        return (await good)[0].output_ids
+
+    with running_front(cores) as front:
+        assert run(leave(front)) == fake.counting([70], 0)[:5]
+
+
+def test_after_too_many_deaths_without_a_cause_everything_fails_and_says_why():
+    class Dying(fake.FakeCore):
+        """Ends by itself, whatever it is given."""
+
+        def take(self, submit):
+            pass
+
+        def call(self, call):
+            raise fake.Crash("no reason")
+
+    made = []
+
+    def cores():
+        made.append(Dying())
+        return made[-1]
+
+    with running_front(cores) as front:
+        with pytest.raises(EngineDied, match=r"4 times within 60 seconds.*no reason"):
+            run(front.stats())
         for ask in (
             front.stats(),
             front.flush_cache(),
             front.score(ScoreRequest(prompt="a", choices=["b"])),
+            collect(front.generate(GenerateRequest(prompt=[70]))),
         ):
             with pytest.raises(EngineDied, match="does not run"):
                 run(ask)
         assert not run(front.health())
-        assert len(cores.made) == 4
+        assert len(made) == 4
 
 
 def test_deaths_far_apart_are_forgiven(monkeypatch):
     monkeypatch.setattr(supervisor, "RESTART_WINDOW", 0.0)
     cores = Cores(*[{"die_after": 1}] * 7)
-    monkeypatch.setattr(supervisor, "MAX_TRIES", 100)
     with running_front(cores) as front:
         (answer,) = answers_of(
             front, GenerateRequest(prompt=[70], params=SamplingParams(max_new_tokens=9))
