@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import queue
+import shutil
 import sys
 import tempfile
 import threading
@@ -32,6 +33,9 @@ SHUTDOWN_SECONDS = 5.0
 
 KILL_SECONDS = 2.0
 """How long a terminated core may take to end before it is killed."""
+
+_PREFIX = "boughs-"
+"""Of the folders with the sockets; the front's process id follows."""
 
 TAIL_LINES = 40
 """Lines of a core's output that are kept, to tell why it died."""
@@ -126,7 +130,8 @@ class ProcessLink:
 
     async def start(self) -> None:
         """Start the process; raises OSError where that is impossible."""
-        self._folder = tempfile.TemporaryDirectory(prefix="boughs-")  # mode 0700
+        await asyncio.to_thread(_sweep)
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-")  # mode 0700
         address = f"ipc://{Path(self._folder.name) / 'core'}"
         self._socket.set_hwm(0)
         self._socket.linger = 0
@@ -218,6 +223,25 @@ class ProcessLink:
         self._inbox.put(
             CoreGone(f"it {how}" + (f", after printing:\n{printed}" if printed else ""))
         )
+
+
+def _sweep() -> None:
+    """Remove the folders of fronts that were killed and could not do it themselves."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError, ValueError):
+            if folder.stat().st_uid == os.getuid() and not _is_alive(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 class ThreadLink:

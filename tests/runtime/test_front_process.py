@@ -249,3 +249,48 @@ def test_many_requests_at_once():
         assert results == [fake.counting([70, 100 + at], 0)[:20] for at in range(100)]
         run(front.check())
     assert loop.background_loop().is_running()
+
+
+def test_the_folders_of_killed_fronts_are_swept_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(links.tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    stale = tmp_path / f"boughs-{dead.pid}-x1"
+    others = [
+        tmp_path / f"boughs-{os.getpid()}-x1",
+        tmp_path / "boughs-notes",
+        tmp_path / "boughs-x-y",
+    ]
+    for folder in (stale, *others):
+        folder.mkdir()
+        (folder / "core").touch()
+    with running_front(None, connect=Processes()):
+        assert not stale.exists()
+        assert len(list(tmp_path.iterdir())) == len(others) + 1
+    assert sorted(tmp_path.iterdir()) == sorted(others)
+
+
+def test_an_idle_core_uses_no_processor(tiny_model):
+    """A real one: what it waits for costs nothing."""
+    config = EngineConfig(model_path=str(tiny_model), kv_memory="8M", threads=1)
+    made = []
+
+    def connect(config):
+        made.append(ProcessLink(config))
+        return made[-1]
+
+    front = fronts.Front(config, connect)
+    run(front.start(), timeout=120)
+    try:
+        run(collect(front.generate(GenerateRequest(prompt="The", params=fronts.greedy()))))
+        process = psutil.Process(made[0].pid)
+
+        def used():
+            times = process.cpu_times()
+            return times.user + times.system
+
+        before = used()
+        time.sleep(1.0)
+        assert used() - before <= 0.1  # a loop that turns would use all of the second
+    finally:
+        run(front.close())
