@@ -184,12 +184,12 @@ class MockBackend:
                 completion_tokens=at + len(piece),
             )
             if request.return_logprob:
-                chunk.logprobs = _logprobs(piece, request.top_logprobs_num)
+                chunk.logprobs = _logprobs(piece, request)
             if at == 0:
                 chunk.rendered = []
                 if request.return_logprob and request.logprob_start_len >= 0:
                     given = call.text[request.logprob_start_len :]
-                    chunk.prompt_logprobs = _logprobs(given, request.top_logprobs_num)
+                    chunk.prompt_logprobs = _logprobs(given, request)
             if last:
                 chunk.segments = [Ids(list(map(ord, text)))] if text else []
                 chunk.finish = Finish("stop") if text else Finish("length", length=0)
@@ -280,7 +280,8 @@ def _mark(role: Role) -> str:
     return f"<|im_start|>{role.role}\n" if role.at == "begin" else "<|im_end|>\n"
 
 
-def _logprobs(text: str, top: int) -> list[TokenLogprob]:
+def _logprobs(text: str, request: GenerateRequest) -> list[TokenLogprob]:
+    top, asked = request.top_logprobs_num, request.token_ids_logprob
     return [
         TokenLogprob(
             logprob=-1.0,
@@ -288,6 +289,9 @@ def _logprobs(text: str, top: int) -> list[TokenLogprob]:
             text=character,
             top=[(-1.0 - i, ord(character) + i, chr(ord(character) + i)) for i in range(top)]
             if top
+            else None,
+            given=[(-1.0 - abs(ord(character) - id_), id_, chr(id_ % 0x110000)) for id_ in asked]
+            if asked
             else None,
         )
         for character in text

@@ -23,6 +23,16 @@ MAX_PIN_SECONDS = 7 * 86400.0
 """The longest lease."""
 
 
+LOWEST = -9999.0
+"""The logprob of what a model rules out, in place of minus infinity, as in OpenAI's answers: JSON
+has no infinity, and a sum with this one is still a number."""
+
+
+def finite(logprob: float) -> float:
+    """`logprob`, or `LOWEST` where it is minus infinity or, from a broken model, no number."""
+    return max(LOWEST, logprob)  # in this order NaN loses
+
+
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """One prompt to be continued.
 
@@ -34,6 +44,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
             temperature, penalties and masks).
         logprob_start_len: Prompt tokens from this position on get logprobs too; -1 is none.
         top_logprobs_num: This many most likely tokens at each position.
+        token_ids_logprob: These tokens' logprobs at each position, too.
     """
 
     prompt: Prompt
@@ -42,6 +53,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
+    token_ids_logprob: tuple[int, ...] = ()
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -68,14 +80,17 @@ class Finish(msgspec.Struct, frozen=True):
 class TokenLogprob(msgspec.Struct, frozen=True):
     """A token and its natural logprob.
 
-    `logprob` is None for a prompt's first token, which nothing predicts. `top` holds the most
-    likely tokens at the position, best first, as (logprob, token id, text).
+    All are of the model's own distribution, before temperature, penalties, bias and masks, and
+    finite: `LOWEST` stands where the model rules a token out. `logprob` is None for a prompt's
+    first token, which nothing predicts. `top` holds the most likely tokens at the position, best
+    first, as (logprob, token id, text); `given` those of `token_ids_logprob`, in its order.
     """
 
     logprob: float | None
     token_id: int
     text: str
     top: list[tuple[float, int, str]] | None = None
+    given: list[tuple[float, int, str]] | None = None
 
 
 class Chunk(msgspec.Struct, kw_only=True):
@@ -135,7 +150,8 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
 class ChoiceScore(msgspec.Struct, kw_only=True):
     """The tokens of one choice, from the border on, and their logprobs.
 
-    `unconditional` has as many entries; the first is 0.0 where nothing stands before it.
+    `unconditional` has as many entries; the first is 0.0 where nothing stands before it. All are
+    finite, as in `TokenLogprob`.
     """
 
     token_ids: list[int]

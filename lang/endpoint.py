@@ -106,6 +106,8 @@ class RuntimeEndpoint:
             body["return_logprob"] = True
             body["logprob_start_len"] = request.logprob_start_len
             body["top_logprobs_num"] = request.top_logprobs_num
+            if request.token_ids_logprob:
+                body["token_ids_logprob"] = request.token_ids_logprob
             body["return_text_in_logprobs"] = True
         answers = Answers()
         async with self._http.request("POST", "/generate", body) as response:

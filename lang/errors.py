@@ -109,6 +109,7 @@ class ProgramError(BoughsError):
 _BY_NAME: dict[str, type[BoughsError]] = {
     cls.__name__: cls
     for cls in (
+        BoughsError,
         InvalidRequest,
         Unsupported,
         Unservable,

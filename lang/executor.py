@@ -303,6 +303,7 @@ class Executor:
             return_logprob=options.return_logprob,
             logprob_start_len=options.logprob_start_len,
             top_logprobs_num=options.top_logprobs_num,
+            token_ids_logprob=options.token_ids_logprob,
         )
         answers: dict[int, Answer] = {}
         chunks = self.run.backend.generate(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from boughs.lang.backend import Answer, TokenLogprob
+from boughs.lang.backend import Answer, TokenLogprob, finite
 
 
 def meta_info(
@@ -26,7 +26,9 @@ def meta_info(
         completion_tokens, cached_tokens`, `e2e_latency` if given, and where logprobs were asked
         for `input_token_logprobs, output_token_logprobs`: lists of (logprob, token id, text or
         None), with `input_top_logprobs, output_top_logprobs` (a list of such entries, or None, at
-        each position) where top logprobs were asked for.
+        each position) where top logprobs were asked for, and in the same form
+        `input_token_ids_logprobs, output_token_ids_logprobs` where given tokens' were. All are of
+        the model's own distribution, before temperature, penalties, bias and masks, and finite.
     """
     info: dict[str, Any] = {
         "id": answer.rid,
@@ -42,23 +44,36 @@ def meta_info(
     given, made = answer.prompt_logprobs or [], answer.logprobs or []
     info["input_token_logprobs"] = _entries(given, return_text)
     info["output_token_logprobs"] = _entries(made, return_text)
-    if any(item.top is not None for item in (*given, *made)):
-        info["input_top_logprobs"] = _tops(given, return_text)
-        info["output_top_logprobs"] = _tops(made, return_text)
+    for name in ("top", "given"):
+        if any(getattr(item, name) is not None for item in (*given, *made)):
+            key = _KEYS[name]
+            info[f"input_{key}"] = _lists([getattr(item, name) for item in given], return_text)
+            info[f"output_{key}"] = _lists([getattr(item, name) for item in made], return_text)
     return info
 
+
+_KEYS = {"top": "top_logprobs", "given": "token_ids_logprobs"}
 
 Entry = tuple[float | None, int, str | None]
 
 
 def _entries(items: list[TokenLogprob], return_text: bool) -> list[Entry]:
-    return [(item.logprob, item.token_id, item.text if return_text else None) for item in items]
+    return [
+        (
+            None if item.logprob is None else finite(item.logprob),
+            item.token_id,
+            item.text if return_text else None,
+        )
+        for item in items
+    ]
 
 
-def _tops(items: list[TokenLogprob], return_text: bool) -> list[list[Entry] | None]:
+def _lists(
+    positions: list[list[tuple[float, int, str]] | None], return_text: bool
+) -> list[list[Entry] | None]:
     return [
         None
-        if item.top is None
-        else [(lp, token, text if return_text else None) for lp, token, text in item.top]
-        for item in items
+        if entries is None
+        else [(finite(lp), token, text if return_text else None) for lp, token, text in entries]
+        for entries in positions
     ]

@@ -23,12 +23,14 @@ class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
         return_logprob: Whether it holds any.
         logprob_start_len: Prompt tokens from this position on have them too; -1 is none.
         top_logprobs_num: This many most likely tokens at each position.
+        token_ids_logprob: These tokens' logprobs at each position, too.
         return_text_in_logprobs: Whether each entry holds its token's text.
     """
 
     return_logprob: bool = False
     logprob_start_len: Annotated[int, msgspec.Meta(ge=-1)] = -1
     top_logprobs_num: Annotated[int, msgspec.Meta(ge=0)] = 0
+    token_ids_logprob: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
     return_text_in_logprobs: bool = False
 
 
@@ -60,10 +62,11 @@ class Given(msgspec.Struct, frozen=True):
         logprobs = {n: given.pop(n) for n in LogprobOptions.__struct_fields__ if n in given}
         for name, value in logprobs.items():
             try:
-                msgspec.convert({name: value}, LogprobOptions)
+                read = msgspec.convert({name: value}, LogprobOptions)
             except msgspec.ValidationError as error:
                 what = str(error).partition(" - at ")[0]
                 raise InvalidRequest(f"{where}{name}: {what}, got {value!r:.60}", name) from None
+            logprobs[name] = getattr(read, name)
         if not given:
             return cls({}, logprobs)
         names = [ALIASES.get(name, name) for name in given]
@@ -124,13 +127,14 @@ class Defaults:
             return _NO_LOGPROBS
         options = LogprobOptions(**{**self._logprobs, **own})
         if not options.return_logprob:
-            asked = [name for name in ("top_logprobs_num", "logprob_start_len") if name in own]
+            asked = [name for name in _NEED_LOGPROBS if name in own]
             if asked:
                 raise InvalidRequest(f"{asked[0]}: needs return_logprob=True", asked[0])
         return options
 
 
 _NO_LOGPROBS = LogprobOptions()
+_NEED_LOGPROBS = ("top_logprobs_num", "logprob_start_len", "token_ids_logprob")
 
 
 def json_schema_text(schema: object) -> str | None:

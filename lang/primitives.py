@@ -70,6 +70,9 @@ def gen(  # noqa: PLR0917 - SGLang's signature
     seed: int | None = None,
     repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
+    allowed_token_ids: Sequence[int] | None = None,
+    bad_words: str | Sequence[str] | None = None,
+    token_ids_logprob: Sequence[int] | None = None,
     no_stop_trim: bool | None = None,
     skip_special_tokens: bool | None = None,
     priority: int | None = None,
@@ -111,6 +114,9 @@ def gen(  # noqa: PLR0917 - SGLang's signature
         seed: Seed of the random numbers.
         repetition_penalty: Divides the logits of tokens in prompt or output.
         logit_bias: Added to the logits of these token ids.
+        allowed_token_ids: Only these tokens are produced, EOS too only if it is listed.
+        bad_words: Texts that are not produced, as the tokenizer spells them.
+        token_ids_logprob: Also the logprobs of these tokens at each position.
         no_stop_trim: Keep the stop in the text.
         skip_special_tokens: Leave special tokens out of the text.
         priority: Higher runs earlier.

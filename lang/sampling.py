@@ -27,8 +27,6 @@ ALIASES = {
 
 NOT_YET = {
     "structural_tag": "structural tags",
-    "allowed_token_ids": "allowed_token_ids",
-    "bad_words": "bad_words",
     "custom_params": "custom logit processors",
     "stream_interval": "stream_interval",
 }
@@ -36,6 +34,8 @@ NOT_YET = {
 
 MAX_STOPS = 32
 MAX_STOP_REGEX_BYTES = 256
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARS = 128
 GREEDY_BELOW = 1e-6
 """Temperatures below this one are greedy, as in SGLang."""
 
@@ -49,6 +49,11 @@ _AS_IS: Mapping[str, str] = MappingProxyType({})
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose the next token, and when to end.
 
+    Penalties and `logit_bias` move logits; then tokens are forbidden, by whatever is given of a
+    grammar, `allowed_token_ids`, `bad_words` and `min_new_tokens`, which no bias overrides; then
+    temperature, `top_k`, `top_p` and `min_p` act, in this order, on what is left. Where nothing is
+    left the request fails, and it alone; only `min_new_tokens` yields, to a grammar that must end.
+
     Attributes:
         max_new_tokens: At most this many tokens; 0 only prefills; None means up to the context.
         min_new_tokens: No stop of any kind before this many tokens.
@@ -61,6 +66,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         repetition_penalty: Divides (multiplies, below 0) logits of tokens in prompt or output
             (CTRL, arXiv 1909.05858).
         logit_bias: Added to the logits of these token ids.
+        allowed_token_ids: Only these tokens are produced. The model's EOS is one of them only if
+            it is listed; else the output goes on to another end.
+        bad_words: Texts whose tokens, as the model's tokenizer cuts them at the start of a text
+            and behind a space, are not produced in a row. What the prompt began of one does not
+            count, and other ways to spell it stay possible.
         stop: Strings that end the output; the earliest in the text wins.
         stop_token_ids: Tokens that end the output, beside the model's own EOS.
         stop_regex: Patterns (of the `regex` package) that end the output.
@@ -96,6 +106,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     stop_regex: tuple[str, ...] = ()
@@ -221,6 +233,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ("presence_penalty", not -2 <= self.presence_penalty <= 2, "from -2 to 2"),
             ("repetition_penalty", not 0 < self.repetition_penalty <= 2, "above 0 and at most 2"),
             ("logit_bias", not all(-100 <= v <= 100 for v in bias.values()), "from -100 to 100"),
+            ("allowed_token_ids", self.allowed_token_ids == (), "at least one token id"),
+            ("bad_words", len(self.bad_words) > MAX_BAD_WORDS, f"at most {MAX_BAD_WORDS} strings"),
+            (
+                "bad_words",
+                not all(0 < len(word) <= MAX_BAD_WORD_CHARS for word in self.bad_words),
+                f"strings of 1 to {MAX_BAD_WORD_CHARS} characters",
+            ),
             ("stop", len(self.stop) > MAX_STOPS, f"at most {MAX_STOPS} strings"),
             ("stop", "" in self.stop, "strings that are not empty"),
             ("stop_regex", len(self.stop_regex) > MAX_STOPS, f"at most {MAX_STOPS} patterns"),
@@ -245,11 +264,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 def _widened(name: str, value: Any) -> Any:
     """What a user may write for a field, as what the field holds."""
-    if name in ("stop", "stop_regex"):
+    if name in ("stop", "stop_regex", "bad_words"):
         if value == "":
             return ()
         return (value,) if isinstance(value, str) else value
-    if name == "stop_token_ids" and isinstance(value, int):
+    if name in ("stop_token_ids", "allowed_token_ids") and isinstance(value, int):
         return (value,)
     if name in CONSTRAINTS and value == "":
         return None

@@ -109,22 +109,25 @@ class Answers:
         )
         made = meta.get("output_token_logprobs")
         if made is not None:
-            chunk.logprobs = _logprobs(made, meta.get("output_top_logprobs"), seen.logprobs)
+            chunk.logprobs = _logprobs(meta, "output", seen.logprobs)
             seen.logprobs = len(made)
         given = meta.get("input_token_logprobs")
         if first and given:
-            chunk.prompt_logprobs = _logprobs(given, meta.get("input_top_logprobs"), 0)
+            chunk.prompt_logprobs = _logprobs(meta, "input", 0)
         seen.text, seen.ids = text, len(ids)
         return chunk
 
 
-def _logprobs(entries: list[Any], tops: list[Any] | None, start: int) -> list[TokenLogprob]:
+def _logprobs(meta: Json, side: str, start: int) -> list[TokenLogprob]:
+    """The entries of `input` or `output` from position `start` on."""
+    tops, given = meta.get(f"{side}_top_logprobs"), meta.get(f"{side}_token_ids_logprobs")
     return [
-        TokenLogprob(
-            logprob=logprob,
-            token_id=token,
-            text=text,
-            top=[tuple(item) for item in tops[at]] if tops and tops[at] is not None else None,
-        )
-        for at, (logprob, token, text) in enumerate(entries[start:], start)
+        TokenLogprob(logprob, token, text, _entries(tops, at), _entries(given, at))
+        for at, (logprob, token, text) in enumerate(meta[f"{side}_token_logprobs"][start:], start)
     ]
+
+
+def _entries(positions: list[Any] | None, at: int) -> list[Any] | None:
+    if not positions or positions[at] is None:
+        return None
+    return [tuple(entry) for entry in positions[at]]

@@ -78,6 +78,7 @@ class Engine:
         top_logprobs_num: int | list[int] = 0,
         stream: bool = False,
         rid: str | list[str] | None = None,
+        token_ids_logprob: list[int] | list[list[int] | None] | None = None,
     ) -> Json | list[Json] | Iterator[Json]:
         """Continue one prompt, or each of a list.
 
@@ -85,12 +86,15 @@ class Engine:
             prompt: Text, or a list of texts. Special tokens in it are parsed.
             sampling_params: Fields of `SamplingParams`; a list has one for each prompt.
             input_ids: Token ids in place of `prompt`.
-            return_logprob: Whether `meta_info` holds logprobs.
+            return_logprob: Whether `meta_info` holds logprobs: of the model's own distribution,
+                before temperature, penalties, bias and masks; -9999.0 is minus infinity.
             logprob_start_len: Prompt tokens from this position on get logprobs too; -1 is none.
             top_logprobs_num: This many most likely tokens at each position.
             stream: Give an iterator over answers that grow (`text` and `output_ids` are all so
                 far); with a list or `n > 1`, `index` says which it is.
             rid: Ids to abort the requests by.
+            token_ids_logprob: These tokens' logprobs at each position; a list of lists has one for
+                each prompt.
 
         Returns:
             A dict with `text, output_ids, meta_info`; a list of them for a list or `n > 1`.
@@ -106,6 +110,7 @@ class Engine:
             return_logprob=return_logprob,
             logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num,
+            token_ids_logprob=token_ids_logprob,
             rid=rid,
         )
         if stream:
@@ -122,6 +127,7 @@ class Engine:
         top_logprobs_num: int | list[int] = 0,
         stream: bool = False,
         rid: str | list[str] | None = None,
+        token_ids_logprob: list[int] | list[list[int] | None] | None = None,
     ) -> Json | list[Json] | AsyncIterator[Json]:
         """`generate`, to be awaited on any event loop; with `stream` it gives an async iterator."""
         batch = Batch.read(
@@ -131,6 +137,7 @@ class Engine:
             return_logprob=return_logprob,
             logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num,
+            token_ids_logprob=token_ids_logprob,
             rid=rid,
         )
         if stream:

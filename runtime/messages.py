@@ -47,7 +47,11 @@ class Submit(msgspec.Struct, kw_only=True, tag="submit"):
         namespace: Requests of different namespaces share no cached prefix.
         logprobs: Whether output logprobs are wanted.
         top_logprobs: How many alternatives at each position.
+        token_ids_logprob: Tokens whose logprobs are wanted at each position.
         prompt_logprobs_from: Positions from this one on get logprobs; None is none.
+        bad_ids: Token sequences of which none may be produced whole.
+        family: The key of the request's first submission, if this is a later one. Those of one
+            request share their prefix while they run, also where no prefix is kept.
         confirm: The front reads the text for stops: it sends `Finish` at the end of every such
             submission, and the core keeps the pages until it came.
     """
@@ -60,7 +64,10 @@ class Submit(msgspec.Struct, kw_only=True, tag="submit"):
     namespace: str = ""
     logprobs: bool = False
     top_logprobs: int = 0
+    token_ids_logprob: list[int] = []
     prompt_logprobs_from: int | None = None
+    bad_ids: list[list[int]] = []
+    family: int = 0
     confirm: bool = False
 
 
@@ -130,9 +137,11 @@ class Output(msgspec.Struct, omit_defaults=True):
         ids: New tokens.
         logprobs: One per new token.
         top: Per new token, (token id, logprob) of the most likely ones, best first.
+        given: Per new token, the logprobs of the `token_ids_logprob`, in their order.
         cached_tokens: Prompt tokens that were not computed when it was first admitted.
         prompt_logprobs: Once, with or before the first token: from `prompt_logprobs_from` on.
         prompt_top: Beside `prompt_logprobs`.
+        prompt_given: Beside `prompt_logprobs`.
         finish: `stop`, `length` or None; the last output of a submission has one.
         matched: The token that ended it, for `stop`.
         error: (class name, message) when it failed; nothing follows.
@@ -143,9 +152,11 @@ class Output(msgspec.Struct, omit_defaults=True):
     ids: list[int] = []
     logprobs: list[float] | None = None
     top: list[list[tuple[int, float]]] | None = None
+    given: list[list[float]] | None = None
     cached_tokens: int = 0
     prompt_logprobs: list[float | None] | None = None
     prompt_top: list[list[tuple[int, float]]] | None = None
+    prompt_given: list[list[float]] | None = None
     finish: str | None = None
     matched: int | None = None
     error: tuple[str, str] | None = None

@@ -14,16 +14,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from boughs.lang.errors import BoughsError, GrammarError, Unservable
+from boughs.lang.errors import BoughsError, Unservable
 from boughs.radix import PrefixCache
 from boughs.runtime.beams import beam_limit
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.core.beam import BeamSearch
 from boughs.runtime.core.calls import Calls
+from boughs.runtime.core.forbidden import Forbidden
 from boughs.runtime.core.grammar import GrammarCompiler, Matcher
 from boughs.runtime.core.request import Request
 from boughs.runtime.core.runner import ModelRunner, Runner
-from boughs.runtime.core.sampler import RowState, sample, top_logprobs
+from boughs.runtime.core.sampler import RowState, most_likely, sample, top_logprobs
 from boughs.runtime.core.scheduler import Scheduler
 from boughs.runtime.core.step import Step, Work
 from boughs.runtime.core.times import StepTimes
@@ -153,6 +154,9 @@ class Core:
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         row = RowState(params, submit.choice, ends)
         row.note_prompt(submit.prompt_ids)
+        if params.allowed_token_ids is not None or submit.bad_ids:
+            vocab = self.limits.vocab_size
+            row.forbidden = Forbidden(vocab, params.allowed_token_ids, submit.bad_ids)
         matcher = None
         if params.constraint is not None:
             matcher = self._grammars.matcher(*params.constraint)
@@ -204,11 +208,12 @@ class Core:
                 sampling.append((work.request, row))
         if sampling:
             logits = self.runner.logits(hidden[[row for _, row in sampling]])
+            likely = most_likely(logits, [request.is_plain for request, _ in sampling])
             at = 0
             for request, lines in groupby(sampling, key=lambda pair: pair[0].group or pair[0]):
                 begin, at = at, at + sum(1 for _ in lines)
                 if request.search is None:
-                    outputs.append(self._sampled(request, logits[begin]))
+                    outputs.append(self._sampled(request, logits[begin], likely[begin]))
                 else:
                     outputs += self._searched(request, request.search, logits[begin:at])
         self.times.end("sample")
@@ -238,20 +243,22 @@ class Core:
         self.scheduler.finish(request)
         return self._with_prompt_logprobs(request, request.output(finish="length"))
 
-    def _sampled(self, request: Request, logits: Tensor) -> Output:
-        """Sample one token, append it, and end the request if it is the last."""
+    def _sampled(self, request: Request, logits: Tensor, token: int | None) -> Output:
+        """Sample one token unless it is known, append it, and end the request if it is the last."""
         output = request.output()
         if request.submit.logprobs:
             logprobs = logits.log_softmax(-1)
         try:
-            token = self._sample(request, logits)
-        except GrammarError as error:
+            token = self._sample(request, logits) if token is None else token
+        except BoughsError as error:  # of this request alone
             self.scheduler.abort(request)
             return _failure(request.key, error)
         if request.submit.logprobs:
             output.logprobs = [float(logprobs[token])]
             if request.submit.top_logprobs:
                 output.top = top_logprobs(logprobs[None], request.submit.top_logprobs)
+            if request.submit.token_ids_logprob:
+                output.given = [logprobs[request.submit.token_ids_logprob].tolist()]
         request.tokens.append(token)
         request.row.note_output(token)
         output.ids = [token]
@@ -303,6 +310,7 @@ class Core:
             if start + len(request.prompt_logprobs) == 0:
                 request.prompt_logprobs.append(None)
                 request.prompt_top.append([])
+                request.prompt_given.append([])
             # The row at position p predicts the token at p + 1.
             position = start + len(request.prompt_logprobs)
             end = min(work.start + work.count + 1, request.prompt_len)
@@ -318,6 +326,8 @@ class Core:
         request.prompt_logprobs += logprobs.gather(1, ids[:, None])[:, 0].tolist()
         if request.submit.top_logprobs:
             request.prompt_top += top_logprobs(logprobs, request.submit.top_logprobs)
+        if request.submit.token_ids_logprob:
+            request.prompt_given += logprobs[:, request.submit.token_ids_logprob].tolist()
 
     @staticmethod
     def _with_prompt_logprobs(request: Request, output: Output) -> Output:
@@ -326,6 +336,8 @@ class Core:
             output.prompt_logprobs = request.prompt_logprobs
             if request.submit.top_logprobs:
                 output.prompt_top = request.prompt_top
+            if request.submit.token_ids_logprob:
+                output.prompt_given = request.prompt_given
         return output
 
 

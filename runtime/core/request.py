@@ -63,6 +63,7 @@ class Request:
     cached_tokens: int | None = None
     prompt_logprobs: list[float | None] = field(default_factory=list)
     prompt_top: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_given: list[list[float]] = field(default_factory=list)
     finish: str | None = None
     common: dict[int, int] = field(default_factory=dict)
     search: BeamSearch | None = None
@@ -74,6 +75,18 @@ class Request:
     def key(self) -> int:
         """The submission's key."""
         return self.submit.key
+
+    @property
+    def family(self) -> int:
+        """What the submissions of one request have in common."""
+        return self.submit.family or self.submit.key
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its next token is the most likely one, whatever that is."""
+        return (
+            self.search is None and self.matcher is None and self.row.is_plain(self.output_len)
+        )
 
     @property
     def priority(self) -> int:

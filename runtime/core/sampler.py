@@ -9,14 +9,18 @@ knows no request and no cache.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from boughs.lang.errors import BoughsError, InvalidRequest
 from boughs.lang.sampling import SamplingParams
+from boughs.runtime.core.forbidden import Forbidden
 
 TOP_P_CANDIDATES = 1024
 """Most likely tokens in which the nucleus is looked for before all are sorted."""
@@ -38,6 +42,7 @@ class RowState:
         ends: Tokens that end it (its EOS and `stop_token_ids`).
         counts: How often each token stands in the output; kept where a penalty needs it.
         seen: Tokens of prompt and output; kept where `repetition_penalty` needs it.
+        forbidden: What its own lists forbid, if it has any.
     """
 
     params: SamplingParams
@@ -45,6 +50,17 @@ class RowState:
     ends: frozenset[int]
     counts: dict[int, int] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
+    forbidden: Forbidden | None = None
+
+    def is_plain(self, index: int) -> bool:
+        """Whether the output token at `index` is the most likely one, whatever that is."""
+        params = self.params
+        return (
+            params.greedy
+            and not (self.seen or self.counts or params.logit_bias)
+            and self.forbidden is None
+            and (index >= params.min_new_tokens or not self.ends)
+        )
 
     def note_prompt(self, ids: list[int]) -> None:
         """Take the prompt into account."""
@@ -57,6 +73,31 @@ class RowState:
             self.seen.add(token)
         if self.params.frequency_penalty or self.params.presence_penalty:
             self.counts[token] = self.counts.get(token, 0) + 1
+        if self.forbidden is not None:
+            self.forbidden.note(token)
+
+
+def most_likely(logits: Tensor, plain: Sequence[bool]) -> list[int | None]:
+    """The tokens of the rows that need nothing but the most likely one, all at once.
+
+    It is bitwise what `sample` gives for each; None stands for the rows that `sample` is to treat.
+    Ties go to the lower token id.
+
+    Args:
+        logits: float32 [rows, vocab].
+        plain: Which rows are so (`RowState.is_plain`, and no grammar).
+    """
+    made: list[int | None] = [None] * len(plain)
+    rows = [at for at, is_plain in enumerate(plain) if is_plain]
+    if not rows:
+        return made
+    some = logits if len(rows) == len(plain) else logits[rows]
+    tokens = some.argmax(-1, keepdim=True)
+    best = some.gather(-1, tokens)
+    for at, token, logit in zip(rows, tokens[:, 0].tolist(), best[:, 0].tolist(), strict=True):
+        if math.isfinite(logit):  # else `sample` says what is wrong
+            made[at] = token
+    return made
 
 
 def sample(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -> int:
@@ -67,18 +108,25 @@ def sample(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -
         row: The request's parameters and counts.
         index: How many output tokens it has.
         mask: bool [vocab], the tokens that its grammar allows, or None.
+
+    Raises:
+        InvalidRequest: Every token is forbidden.
+        BoughsError: The model gave what are no numbers.
     """
     params = row.params
     _penalize(logits, row)
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias))
         logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype)
-    if mask is not None:
-        logits.masked_fill_(torch.from_numpy(~mask), -torch.inf)
-    if index < params.min_new_tokens and row.ends:
-        _forbid_ends(logits, row.ends)
+    _forbid(logits, row, index, mask)
+    token = int(logits.argmax())
+    best = float(logits[token])
+    if best == -math.inf:
+        raise _nothing_left(row, index, mask)
+    if not math.isfinite(best):
+        raise BoughsError(f"the model's best logit is {best}: its weights or inputs are broken")
     if params.greedy:
-        return int(logits.argmax())
+        return token
     probs = kept_probs(logits, params)
     cdf = probs.double().cumsum(0)
     drawn = uniform(params.seed or 0, row.choice, index) * float(cdf[-1])
@@ -100,13 +148,33 @@ def _penalize(logits: Tensor, row: RowState) -> None:
         logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
 
 
-def _forbid_ends(logits: Tensor, ends: frozenset[int]) -> None:
-    """Before `min_new_tokens` nothing ends, unless the end is all that a grammar leaves."""
-    ids = torch.tensor(sorted(ends))
-    kept = logits[ids].clone()
-    logits[ids] = -torch.inf
-    if bool(torch.isneginf(logits).all()):
-        logits[ids] = kept
+def _forbid(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -> None:
+    if mask is not None:
+        logits.masked_fill_(torch.from_numpy(~mask), -torch.inf)
+    if row.forbidden is not None:
+        if row.forbidden.always is not None:
+            logits.masked_fill_(row.forbidden.always, -torch.inf)
+        logits[row.forbidden.next()] = -torch.inf
+    if index < row.params.min_new_tokens and row.ends:
+        ends = sorted(row.ends)
+        # Where the end is all that a grammar leaves, there is no more to come.
+        if mask is None or np.count_nonzero(mask) > np.count_nonzero(mask[ends]):
+            logits[ends] = -torch.inf
+
+
+def _nothing_left(row: RowState, index: int, mask: np.ndarray | None) -> InvalidRequest:
+    params = row.params
+    forbids = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": row.forbidden is not None,
+        f"min_new_tokens={params.min_new_tokens}": index < params.min_new_tokens,
+        "the grammar": mask is not None,
+    }
+    names = " and ".join(name for name, given in forbids.items() if given) or "the model itself"
+    return InvalidRequest(
+        f"no token is left to sample after {index} output tokens: {names} forbid all of them; "
+        "allow more"
+    )
 
 
 def kept_probs(logits: Tensor, params: SamplingParams) -> Tensor:

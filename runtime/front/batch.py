@@ -49,6 +49,7 @@ class Batch:
         return_logprob: Any,
         logprob_start_len: Any,
         top_logprobs_num: Any,
+        token_ids_logprob: Any,
         rid: Any,
     ) -> Batch:
         """The batch that the arguments of `Engine.generate` describe.
@@ -79,6 +80,7 @@ class Batch:
             each(return_logprob, bool, "return_logprob"),
             each(logprob_start_len, int, "logprob_start_len"),
             each(top_logprobs_num, int, "top_logprobs_num"),
+            read_token_ids(token_ids_logprob, count, is_list=is_list),
             rids,
             strict=True,
         )
@@ -89,9 +91,10 @@ class Batch:
                 return_logprob=logprob,
                 logprob_start_len=start,
                 top_logprobs_num=top,
+                token_ids_logprob=given,
                 rid=name,
             )
-            for text, params, logprob, start, top, name in fields
+            for text, params, logprob, start, top, given, name in fields
         ]
         return cls(requests, is_list)
 
@@ -166,6 +169,25 @@ def _as_json(answer: Answer, began: float) -> Json:
         "output_ids": list(answer.output_ids),
         "meta_info": meta_info(answer, e2e_latency=time.monotonic() - began),
     }
+
+
+def read_token_ids(value: Any, count: int, *, is_list: bool) -> list[tuple[int, ...]]:
+    """The `token_ids_logprob` of each prompt, from SGLang's forms.
+
+    Args:
+        value: Token ids for every prompt; or, beside a list of prompts, a list of ids or None for
+            each; or None.
+        count: Prompts.
+        is_list: Whether a list of prompts was given.
+
+    Raises:
+        InvalidRequest: It is none of these.
+    """
+    name = "token_ids_logprob"
+    if is_list and isinstance(value, list) and any(isinstance(i, list | None) for i in value):
+        _require_count(value, count, name)
+        return [tuple(ids or ()) for ids in _checked(value, list[list[int] | None], name)]
+    return [tuple(_checked([] if value is None else value, list[int], name))] * count
 
 
 def _prompts(prompt: Any, input_ids: Any) -> tuple[list[Any], bool]:

@@ -22,6 +22,7 @@ from boughs.lang.backend import (
     ScoreRequest,
     Scores,
     collect,
+    finite,
 )
 from boughs.lang.errors import (
     BoughsError,
@@ -38,6 +39,7 @@ from .leases import keep
 from .link import Link, process_link
 from .output import ChoiceOutput
 from .plan import Planner, ScorePlan, submit_choice, submit_score, text_size
+from .prompt_logprobs import PromptLogprobs
 from .registry import Registry
 from .running import Running
 from .supervisor import Supervisor
@@ -56,6 +58,9 @@ MAX_FLUSH_SECONDS = 3600.0
 
 MAX_TREE_SEGMENTS, MAX_TREE_TOKENS = 10_000, 256
 """The largest picture of the tree."""
+
+WORD_SIZE = 64
+"""Characters that take about as long to tokenize as one bad word, three times."""
 
 ABORTED = "the request was aborted"
 
@@ -131,8 +136,10 @@ class Front:
         """
         params = request.params
         with self._requests.request(request.rid, params.n, params.timeout) as (rid, run):
-            size = text_size(request.prompt)
+            size = text_size(request.prompt) + WORD_SIZE * len(params.bad_words)
             asked = await _off_loop(size, self._planner.plan, request, rid)
+            several = asked.params.n > 1 and asked.prompt_logprobs_from is not None
+            sent = PromptLogprobs(wanted=several)
             going: dict[int, ChoiceOutput] = {}
             for index in range(asked.params.n):
                 going[index] = ChoiceOutput(self.tokenizer, asked, index)
@@ -140,8 +147,9 @@ class Front:
             while going:
                 event = await run.next()
                 if event is None:
-                    for choice in going.values():
-                        yield choice.abort(ABORTED)
+                    ends = [choice.abort(ABORTED) for choice in going.values()]
+                    for last in (*sent.rest(), *ends):
+                        yield last
                     return
                 index, output, cached_tokens = event
                 if index not in going:
@@ -152,8 +160,8 @@ class Front:
                     del going[index]
                     if asked.params.stops_in_text:
                         run.finish(index, choice.length)
-                if chunk is not None:
-                    yield chunk
+                for ready in () if chunk is None else sent.ready(chunk):
+                    yield ready
 
     async def score(self, request: ScoreRequest) -> Scores:
         """The logprobs of each choice as a continuation of the prompt.
@@ -229,7 +237,8 @@ class Front:
             index, output, cached_tokens = event
             place = places[index]
             cached[place] = cached_tokens
-            logprobs[place] += [0.0 if lp is None else lp for lp in output.prompt_logprobs or ()]
+            given = output.prompt_logprobs or ()
+            logprobs[place] += [0.0 if lp is None else finite(lp) for lp in given]
             left -= output.finish is not None
         return logprobs, cached
 

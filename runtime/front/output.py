@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import regex
 
-from boughs.lang.backend import Chunk, Finish, TokenLogprob
+from boughs.lang.backend import Chunk, Finish, TokenLogprob, finite
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Ids, Segment, Text
 from boughs.runtime.messages import Output
@@ -35,6 +35,8 @@ class Asked:
         prompt_logprobs_from: The first prompt position with a logprob, if any.
         logprobs: Whether output tokens carry logprobs.
         top_logprobs: How many alternatives at each position.
+        token_ids_logprob: Tokens whose logprobs are asked for at each position.
+        bad_ids: Token sequences that are not produced whole.
         patterns: The compiled `stop_regex`.
         stop_texts: Stops that are one special token: its id to the text. The core ends there.
     """
@@ -46,6 +48,8 @@ class Asked:
     prompt_logprobs_from: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    token_ids_logprob: list[int] = field(default_factory=list)
+    bad_ids: list[list[int]] = field(default_factory=list)
     patterns: Sequence[regex.Pattern[str]] = ()
     stop_texts: Mapping[int, str] = field(default_factory=dict)
 
@@ -106,7 +110,7 @@ class ChoiceOutput:
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = self._of_prompt(output)
         if output.logprobs is not None:
-            self._logprobs += self._entries(output.ids, output.logprobs, output.top)
+            self._logprobs += self._entries(output.ids, output.logprobs, output.top, output.given)
         for at, token in enumerate(output.ids, 1):
             self._take(token, is_stop=output.matched is not None and at == len(output.ids))
             if self._finder is not None and self._finder.final:
@@ -234,21 +238,32 @@ class ChoiceOutput:
         assert start is not None, "the core gives prompt logprobs where they are asked for"
         assert output.prompt_logprobs is not None
         return self._entries(
-            self._asked.prompt_ids[start:], output.prompt_logprobs, output.prompt_top
+            self._asked.prompt_ids[start:],
+            output.prompt_logprobs,
+            output.prompt_top,
+            output.prompt_given,
         )
 
     def _entries(
-        self, ids: Sequence[int], logprobs: Sequence[float | None], top: list[Top] | None
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        top: list[Top] | None,
+        given: list[list[float]] | None,
     ) -> list[TokenLogprob]:
-        text_of = self._tokenizer.text_of
+        """Of each token; nothing predicts a prompt's first, which has no alternatives either."""
+        text_of, asked = self._tokenizer.text_of, self._asked.token_ids_logprob
         return [
-            TokenLogprob(
-                logprob,
+            TokenLogprob(None, id_, text_of(id_))
+            if logprob is None
+            else TokenLogprob(
+                finite(logprob),
                 id_,
                 text_of(id_),
+                None if top is None else [(finite(lp), t, text_of(t)) for t, lp in top[at]],
                 None
-                if top is None or logprob is None
-                else [(lp, other, text_of(other)) for other, lp in top[at]],
+                if given is None
+                else [(finite(lp), t, text_of(t)) for t, lp in zip(asked, given[at], strict=True)],
             )
             for at, (id_, logprob) in enumerate(zip(ids, logprobs, strict=True))
         ]

@@ -18,6 +18,7 @@ from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Segment, Text
 from boughs.runtime.messages import Limits, Submit
 
+from .bad_words import bad_sequences
 from .chat import ChatTemplate
 from .output import Asked
 from .prompt import encode_segments, require_unicode
@@ -25,7 +26,7 @@ from .stops import compile_patterns
 from .tokenizer import Tokenizer
 
 MAX_TOP_LOGPROBS = 1024
-"""Alternatives at each position that a request may ask for."""
+"""Alternatives at each position, or token ids, that a request may ask for the logprobs of."""
 
 
 class ScorePlan(NamedTuple):
@@ -71,7 +72,10 @@ class Planner:
         segments = as_segments(request.prompt)
         rendered = self._chat.render_roles(segments)
         ids = self.encode(segments, rendered)
-        self._check_ids(params)
+        self._check_ids(request)
+        bad_ids = bad_sequences(self._tokenizer, params.bad_words)
+        for sequence in bad_ids:
+            self._require_known(sequence, "bad_words")
         logprobs_from = self._check_logprobs(request, len(ids))
         # The seed is drawn at arrival, so that a replay draws the same numbers.
         filled = msgspec.structs.replace(
@@ -87,6 +91,8 @@ class Planner:
             prompt_logprobs_from=logprobs_from,
             logprobs=request.return_logprob,
             top_logprobs=request.top_logprobs_num,
+            token_ids_logprob=list(request.token_ids_logprob),
+            bad_ids=bad_ids,
             patterns=compile_patterns(params.stop_regex),
             stop_texts={
                 self._tokenizer.special[stop]: stop
@@ -182,11 +188,22 @@ class Planner:
             for text in getattr(params, name):
                 require_unicode(text, name)
 
-    def _check_ids(self, params: SamplingParams) -> None:
-        self._require_known(params.stop_token_ids, "stop_token_ids")
-        self._require_known(params.logit_bias or (), "logit_bias")
+    def _check_ids(self, request: GenerateRequest) -> None:
+        params = request.params
+        for name, ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", tuple(params.logit_bias or ())),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("token_ids_logprob", request.token_ids_logprob),
+        ):
+            most = self._limits.vocab_size
+            if name == "token_ids_logprob":
+                most = min(MAX_TOP_LOGPROBS, most)
+            if len(ids) > most:
+                raise InvalidRequest(f"{name}: {len(ids)} token ids; at most {most}", name)
+            self._require_known(ids, name)
 
-    def _require_known(self, ids: Sequence[int] | dict[int, float], where: str) -> None:
+    def _require_known(self, ids: Sequence[int], where: str) -> None:
         for id_ in ids:
             if type(id_) is not int or not 0 <= id_ < self._limits.vocab_size:
                 raise InvalidRequest(
@@ -208,7 +225,11 @@ class Planner:
                 f"logprob_start_len must be at least -1, got {start}", "logprob_start_len"
             )
         if not request.return_logprob:
-            for name, given in (("logprob_start_len", start >= 0), ("top_logprobs_num", top > 0)):
+            for name, given in (
+                ("logprob_start_len", start >= 0),
+                ("top_logprobs_num", top > 0),
+                ("token_ids_logprob", request.token_ids_logprob),
+            ):
                 if given:
                     raise InvalidRequest(f"{name} needs return_logprob=True", name)
             return None
@@ -270,6 +291,7 @@ def submit_choice(asked: Asked, choice: int) -> Submit:
         stop=(),
         stop_regex=(),
         stop_token_ids=(*asked.params.stop_token_ids, *asked.stop_texts),
+        bad_words=(),
         timeout=None,
     )
     return Submit(
@@ -280,7 +302,9 @@ def submit_choice(asked: Asked, choice: int) -> Submit:
         namespace=params.cache_salt or "",
         logprobs=asked.logprobs,
         top_logprobs=asked.top_logprobs,
-        prompt_logprobs_from=asked.prompt_logprobs_from,
+        token_ids_logprob=asked.token_ids_logprob,
+        prompt_logprobs_from=asked.prompt_logprobs_from if choice == 0 else None,
+        bad_ids=asked.bad_ids,
         confirm=asked.params.stops_in_text,
     )
 

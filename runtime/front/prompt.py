@@ -55,6 +55,17 @@ def encode_segments(
     return prefix + out
 
 
+def encode_text(tokenizer: Tokenizer, text: str, *, starts: bool) -> list[int]:
+    """The ids of one text, special tokens parsed, without BOS.
+
+    Args:
+        tokenizer: The model's.
+        text: Unicode.
+        starts: Whether it is the start of a whole text; else it follows other tokens.
+    """
+    return _encode_run(tokenizer, [(text, True)], [] if starts else [0])
+
+
 def _begins_with_ids(segments: Sequence[Segment]) -> bool:
     for segment in segments:
         if isinstance(segment, Ids):

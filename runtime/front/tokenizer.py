@@ -156,6 +156,11 @@ class Tokenizer:
         out.append(text[at:])
         return out
 
+    def is_unknown(self, ids: list[int], text: str) -> bool:
+        """Whether `ids` stand for some of `text` by the token of what the tokenizer cannot cut."""
+        unknown = self.hf.unk_token_id
+        return unknown in ids and self.text_of(unknown) not in text
+
     def strips(self, id_: int) -> tuple[bool, bool]:
         """Whether a special token takes the white space before and behind it."""
         return self._strips[id_]

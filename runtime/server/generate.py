@@ -13,6 +13,7 @@ from boughs.lang.backend import GenerateRequest, Prompt
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import from_json
+from boughs.runtime.front.batch import read_token_ids
 
 from .body import converted
 
@@ -61,7 +62,6 @@ LACKED = frozenset(
         "routed_experts_start_len",
         "sampling_logprobs_mode",
         "session_params",
-        "token_ids_logprob",
         "token_indices_to_pool",
         "use_audio_in_video",
         "video_config",
@@ -134,6 +134,7 @@ def read_generate(body: Mapping[str, Any]) -> GenerateCall:
         is_list=is_list,
     )
     tops = _each(body, "top_logprobs_num", int, [0] * count, is_list=is_list)
+    given = read_token_ids(body.get("token_ids_logprob"), count, is_list=is_list)
     rids, group = _read_rids(body, count, is_list=is_list)
     requests = [
         GenerateRequest(
@@ -143,6 +144,7 @@ def read_generate(body: Mapping[str, Any]) -> GenerateCall:
             return_logprob=asked[at],
             logprob_start_len=starts[at],
             top_logprobs_num=tops[at],
+            token_ids_logprob=given[at],
         )
         for at in range(count)
     ]

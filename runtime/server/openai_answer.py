@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from boughs.lang.backend import Answer, Chunk, Finish, TokenLogprob
+from boughs.lang.backend import LOWEST, Answer, Chunk, Finish, TokenLogprob, finite
 
 from .openai_request import Call
 
@@ -17,9 +17,6 @@ Json = dict[str, Any]
 
 TokenBytes = Callable[[int], bytes]
 """The bytes of a token."""
-
-LOWEST = -9999.0
-"""What OpenAI's clients get for a logprob of minus infinity, which JSON does not have."""
 
 
 def usage(answers: Sequence[Sequence[Answer]]) -> Json:
@@ -98,7 +95,8 @@ class ChatShape:
 
     def _token(self, logprob: float | None, token: int, text: str) -> Json:
         raw = self._token_bytes(token)
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
+        number = LOWEST if logprob is None else finite(logprob)
+        return {"token": text, "logprob": number, "bytes": list(raw)}
 
 
 class CompletionShape:
@@ -181,7 +179,7 @@ class CompletionLogprobs:
         made: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for entry in entries:
             made["tokens"].append(self._name(entry.token_id))
-            made["token_logprobs"].append(None if entry.logprob is None else _finite(entry.logprob))
+            made["token_logprobs"].append(None if entry.logprob is None else finite(entry.logprob))
             made["top_logprobs"].append(self._tops(entry))
             made["text_offset"].append(self._offset)
             self._offset += len(self._decoder.decode(self._token_bytes(entry.token_id)))
@@ -191,8 +189,8 @@ class CompletionLogprobs:
         """The likeliest tokens, and the one that was chosen."""
         if entry.logprob is None:
             return None
-        tops = {self._name(token): _finite(lp) for lp, token, _ in entry.top or ()}
-        return tops | {self._name(entry.token_id): _finite(entry.logprob)}
+        tops = {self._name(token): finite(lp) for lp, token, _ in entry.top or ()}
+        return tops | {self._name(entry.token_id): finite(entry.logprob)}
 
     def _name(self, token: int) -> str:
         """A token's text; bytes that are no text are spelt out, as OpenAI does."""
@@ -206,8 +204,3 @@ class CompletionLogprobs:
 def _reason(finish: Finish | None) -> str | None:
     """OpenAI's `finish_reason`; an output that was aborted says so."""
     return None if finish is None else finish.type
-
-
-def _finite(logprob: float | None) -> float:
-    """A number that JSON has. NaN, which no model should give, is the lowest too."""
-    return logprob if logprob is not None and logprob > LOWEST else LOWEST

@@ -198,7 +198,10 @@ def says(call):
 def test_a_program_on_our_server_is_the_program_in_process(serve, connect):
     inside, served = MockBackend(says), Served(says)
     endpoint = connect(serve(make_app(served, ServerConfig())))
-    options = {"return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    options = {
+        "return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True,
+        "token_ids_logprob": [65, 70], "allowed_token_ids": [65], "bad_words": ["x y"],
+    }  # fmt: skip
     here = chat.run("q?", backend=inside, **options)
     there = chat.run("q?", backend=endpoint, **options)
     assert there.text() == here.text()
@@ -335,6 +338,8 @@ def test_logprobs_are_rebuilt(serve, connect):
         "output_token_logprobs": [[-0.5, 97, "a"], [-0.25, 98, "b"]],
         "input_top_logprobs": [None, [[-1.0, 2, "y"]]],
         "output_top_logprobs": [[[-0.5, 97, "a"]], [[-0.25, 98, "b"]]],
+        "input_token_ids_logprobs": [None, [[-3.0, 7, "g"]]],
+        "output_token_ids_logprobs": [[[-3.0, 7, "g"]], [[-9999.0, 7, "g"]]],
     })  # fmt: skip
     (answer,) = ask(connect(serve(double(lines(first, second)))))
     assert [(t.logprob, t.token_id, t.text) for t in answer.logprobs] == [
@@ -343,6 +348,8 @@ def test_logprobs_are_rebuilt(serve, connect):
     assert [t.logprob for t in answer.prompt_logprobs] == [None, -1.0]
     assert answer.logprobs[1].top == [(-0.25, 98, "b")]
     assert answer.prompt_logprobs[0].top is None
+    assert answer.logprobs[1].given == [(-9999.0, 7, "g")]
+    assert answer.prompt_logprobs[0].given is None
 
 
 def test_choices_are_told_apart(serve, connect):

@@ -29,6 +29,10 @@ from boughs.lang.errors import InvalidRequest, Unsupported
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"return_logprob": 1}, "return_logprob"),
         ({"top_logprobs_num": -1}, "top_logprobs_num"),
+        ({"token_ids_logprob": [-1]}, "token_ids_logprob"),
+        ({"token_ids_logprob": "3"}, "token_ids_logprob"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words"),
         ({"logprob_start_len": "0"}, "logprob_start_len"),
         ({"dtype": "complex"}, "dtype"),
         ({"dtype": list}, "dtype"),
@@ -85,6 +89,9 @@ def test_only_what_was_given_is_kept():
     assert node.sampling == {"max_new_tokens": 5, "stop": ("a",), "seed": 3}
     assert node.logprobs == {"top_logprobs_num": 2}
     assert boughs.gen().sampling == {}
+    node = boughs.gen("x", allowed_token_ids=[5, 6], bad_words="bad", token_ids_logprob=[7])
+    assert node.sampling == {"allowed_token_ids": (5, 6), "bad_words": ("bad",)}
+    assert node.logprobs == {"token_ids_logprob": (7,)}
 
 
 def test_a_minimum_alone_is_compared_with_the_maximum_of_the_run():

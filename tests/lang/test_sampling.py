@@ -32,6 +32,24 @@ def test_what_is_not_there_is_refused_by_name_unless_unset(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "held"),
+    [
+        ("stop", "a", ("a",)),
+        ("stop", "", ()),
+        ("stop_token_ids", 3, (3,)),
+        ("allowed_token_ids", 3, (3,)),
+        ("allowed_token_ids", [3, 3, 1], (3, 3, 1)),
+        ("bad_words", "a b", ("a b",)),
+        ("bad_words", "", ()),
+        ("bad_words", [" a", "\n"], (" a", "\n")),
+        ("logit_bias", {"3": 1}, {3: 1.0}),
+    ],
+)
+def test_a_value_may_stand_for_a_list_of_one(name, value, held):
+    assert getattr(SamplingParams.from_mapping({name: value}), name) == held
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("temperature", float("nan")),
@@ -46,6 +64,13 @@ def test_what_is_not_there_is_refused_by_name_unless_unset(name):
         ("stop_regex", "x" * 257),
         ("logit_bias", {"3": 101}),
         ("logit_bias", {"a": 1}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", ["a"]),
+        ("allowed_token_ids", True),
+        ("bad_words", [""]),
+        ("bad_words", ["x"] * 1025),
+        ("bad_words", "x" * 129),
+        ("bad_words", [5]),
         ("seed", -1),
         ("timeout", 0),
         ("spaces_between_special_tokens", False),

@@ -127,11 +127,15 @@ def test_leaving_a_stream_ends_its_requests(engine):
 def test_logprobs_are_in_meta_info(engine):
     info = engine.generate(
         input_ids=[70, 71], sampling_params=FOUR, return_logprob=True, logprob_start_len=0,
-        top_logprobs_num=1,
+        top_logprobs_num=1, token_ids_logprob=[9, 5],
     )["meta_info"]  # fmt: skip
     assert info["input_token_logprobs"] == [(None, 70, None), (fake.logprob(1, 71), 71, None)]
     assert [token for _, token, _ in info["output_token_logprobs"]] == want(engine, [70, 71], 4)
     assert len(info["output_top_logprobs"]) == 4
+    assert info["input_token_ids_logprobs"] == [
+        None, [(fake.logprob(1, 9), 9, None), (fake.logprob(1, 5), 5, None)]
+    ]  # fmt: skip
+    assert len(info["output_token_ids_logprobs"]) == 4
     each = engine.generate(["a", "b"], FOUR, return_logprob=[True, False])
     assert ["output_token_logprobs" in answer["meta_info"] for answer in each] == [True, False]
 
@@ -166,6 +170,9 @@ def test_logprobs_are_in_meta_info(engine):
         ({"prompt": "a", "logprob_start_len": 1.0}, "logprob_start_len"),
         ({"prompt": "a", "logprob_start_len": True}, "logprob_start_len"),
         ({"prompt": "a", "top_logprobs_num": "1"}, "top_logprobs_num"),
+        ({"prompt": "a", "token_ids_logprob": "1"}, "token_ids_logprob"),
+        ({"prompt": "a", "token_ids_logprob": [[1]]}, "token_ids_logprob"),
+        ({"prompt": ["a", "b"], "token_ids_logprob": [[1]]}, "token_ids_logprob"),
         ({"prompt": "a", "rid": 5}, "rid"),
         ({"prompt": ["a", "b"], "rid": ["x"]}, "rid"),
         ({"prompt": ["a", "b"], "rid": ["x", "x"]}, "rid"),

@@ -121,6 +121,7 @@ def test_values_for_each_prompt(site):
             "return_logprob": [True, False],
             "logprob_start_len": [0, -1],
             "top_logprobs_num": [2, 0],
+            "token_ids_logprob": [[5, 6], None],
         },
     )
     assert [a["text"] for a in answers] == ["T", "Th", "Th"]
@@ -129,6 +130,32 @@ def test_values_for_each_prompt(site):
     assert (first.return_logprob, second.return_logprob) == (True, False)
     assert (first.logprob_start_len, second.logprob_start_len) == (0, -1)
     assert (first.top_logprobs_num, second.top_logprobs_num) == (2, 0)
+    assert (first.token_ids_logprob, second.token_ids_logprob) == ((5, 6), ())
+
+
+@pytest.mark.parametrize("value", [[5, 6], [[5, 6], [5, 6]]])
+def test_token_ids_for_every_prompt(site, value):
+    body = {"text": ["a", "b"], "return_logprob": True, "token_ids_logprob": value}
+    site.post("/generate", body | {"sampling_params": {"max_new_tokens": 1}})
+    assert [one.token_ids_logprob for one in site.engine.seen[-2:]] == [(5, 6), (5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("5", "token_ids_logprob: Expected `array`"),
+        ([5, "6"], "token_ids_logprob: Expected `int`"),
+        ([[5], [6], [7]], "token_ids_logprob: 3 values for 2 prompts"),
+        ([[5], 6], "token_ids_logprob"),
+        ([True], "token_ids_logprob"),
+    ],
+)
+def test_wrong_token_ids(site, value, words):
+    body = {"text": ["a", "b"], "return_logprob": True, "token_ids_logprob": value}
+    status, error = site.fail("/generate", body)
+    assert status == 400
+    assert words in error["message"]
+    assert error["param"] == "token_ids_logprob"
 
 
 def test_one_name_for_a_list(site):
@@ -280,6 +307,15 @@ def test_output_logprobs(site):
     assert entries(answer) == [[-0.25, ord("b"), "b"]]
     assert entries(answer, "output_token_logprobs")[0] == [-0.125, ord("T"), "T"]
     assert entries(answer, "output_top_logprobs")[0] == [[-0.25, 65, "A"]]
+    assert "output_token_ids_logprobs" not in answer["meta_info"]
+    body |= {"token_ids_logprob": [66, 80], "logprob_start_len": 0}
+    answer = site.post("/generate", body)
+    assert entries(answer, "output_token_ids_logprobs")[0] == [
+        [-0.125 - 66 / 16, 66, "B"],
+        [-0.125 - 5, 80, "P"],
+    ]
+    assert entries(answer, "input_token_ids_logprobs")[0] is None
+    assert len(entries(answer, "input_token_ids_logprobs")[1]) == 2
 
 
 def test_prompt_logprobs_align_at_the_start_when_tokens_are_made(site):

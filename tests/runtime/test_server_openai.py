@@ -165,6 +165,7 @@ def test_extra_fields(site, client):
         "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 1,
         "stop_token_ids": [7], "ignore_eos": True, "skip_special_tokens": False,
         "no_stop_trim": True, "priority": 2, "cache_salt": "tenant",
+        "allowed_token_ids": [5, 6], "bad_words": ["x", "y z"],
     }  # fmt: skip
     client.chat.completions.create(
         model="fake", messages=MESSAGES, temperature=0.5, top_p=0.9, seed=3, stop=["a", "b"],
@@ -178,6 +179,7 @@ def test_extra_fields(site, client):
     assert (params.priority, params.cache_salt) == (2, "tenant")
     assert (params.presence_penalty, params.frequency_penalty) == (0.5, 0.25)
     assert params.logit_bias == {5: -100.0}
+    assert (params.allowed_token_ids, params.bad_words) == ((5, 6), ("x", "y z"))
 
 
 @pytest.mark.parametrize("name", ["regex", "ebnf"])
@@ -386,7 +388,7 @@ def test_infinite_logprobs(site, client):
         answer = client.completions.create(model="fake", prompt="abc", logprobs=0)
         assert answer.choices[0].logprobs.token_logprobs == [-9999.0] * 3
         native = site.post("/generate", {"text": "abc", "return_logprob": True})
-        assert native["meta_info"]["output_token_logprobs"][0] == [None, ord("x"), None]
+        assert native["meta_info"]["output_token_logprobs"][0] == [-9999.0, ord("x"), None]
     finally:
         fake.entry = entry
 
