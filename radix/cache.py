@@ -62,7 +62,8 @@ class PrefixCache:
         num_pages: Pages there are; page 0 is never handed out.
         page_size: Tokens per page.
         policy: Which prefix is evicted first: `lru`, `lfu`, `fifo` or `priority`.
-        enabled: Whether prefixes are kept after their requests, and shared between requests.
+        enabled: Whether prefixes are kept after their requests, and shared between requests (that
+            are of no common `family`).
     """
 
     def __init__(
@@ -92,6 +93,12 @@ class PrefixCache:
         """How many pages `grow` could hand out now, exactly."""
         return self._eviction.available()
 
+    def scope(self, namespace: Hashable, family: Hashable | None = None) -> Hashable:
+        """The namespace of the tree in which `admit` looks and `commit` enters."""
+        if self._enabled:
+            return namespace
+        return object() if family is None else (namespace, family)
+
     # ---- a request's life ----
 
     def admit(
@@ -101,6 +108,7 @@ class PrefixCache:
         *,
         length: int | None = None,
         priority: int = 0,
+        family: Hashable | None = None,
     ) -> Sequence:
         """Match and lock the longest cached prefix of all of `tokens`.
 
@@ -113,12 +121,12 @@ class PrefixCache:
             namespace: What shares prefixes.
             length: Tokens that the request is about to hold; by default one more than `tokens`.
             priority: For the `priority` policy.
+            family: Sequences of one family share prefixes also where `enabled` is false; by
+                default one is alone.
         """
         self.counters.admissions += 1
         self.counters.admitted_tokens += len(tokens) // WIDTH
-        if not self._enabled:
-            namespace = object()
-        handle = self.tree.lock(self.tree.find(tokens, namespace))
+        handle = self.tree.lock(self.tree.find(tokens, self.scope(namespace, family)))
         for node in path(handle):
             node.hits += 1
             node.priority = max(node.priority, priority)

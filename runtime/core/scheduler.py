@@ -284,7 +284,8 @@ class Scheduler:
         """How much of a waiting request is cached; matched anew where the tree has changed."""
         tree, spot = self.cache.tree, request.spot
         if spot is None:
-            spot = tree.find(request.wanted, request.submit.namespace)
+            scope = self.cache.scope(request.submit.namespace, request.family)
+            spot = tree.find(request.wanted, scope)
         else:
             spot = tree.refind(spot, request.wanted)
         request.spot = spot
@@ -307,6 +308,7 @@ class Scheduler:
             request.wanted,
             request.submit.namespace,
             length=length,
+            family=request.family,
             priority=request.priority,
         )
         try:

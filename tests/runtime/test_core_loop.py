@@ -135,6 +135,31 @@ def test_namespaces_share_nothing():
     assert driver.outputs[0][0].cached_tokens == driver.outputs[1][0].cached_tokens == 0
 
 
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_submissions_of_a_request_share_its_prompt_where_no_prefix_is_kept(page_size):
+    prompt = list(range(1, 31))
+    choices = [submit(k, prompt, 4, choice=k, family=1) for k in (1, 2, 3)]
+    other = submit(9, prompt, 2)
+    driver = Driver(num_pages=160, page_size=page_size, disable_radix_cache=True)
+    driver.run([choices, *[[] for _ in range(9)], [other]])
+    cached = [driver.outputs[key][0].cached_tokens for key in (1, 2, 3, 9)]
+    assert (cached[0], cached[3]) == (0, 0)
+    assert min(cached[1:3]) >= 29 // page_size * page_size  # who follows waits for whole pages
+    for request in (*choices, other):
+        assert driver.ids(request.key) == alone(request)
+    assert driver.core.cache.stats().cached == 0
+
+
+def test_choices_that_share_run_in_a_pool_that_holds_the_prompt_once():
+    prompt = list(range(1, 31))
+    choices = [submit(k, prompt, 2, choice=k, family=1) for k in (1, 2, 3)]
+    driver = Driver(num_pages=1 + 8 + 4, page_size=4, disable_radix_cache=True).run([choices])
+    assert max(len(step) for step in driver.model.steps) > 1
+    assert driver.core.scheduler.counters.prefill_tokens <= 30 + 2 * 4
+    for request in choices:
+        assert driver.ids(request.key) == alone(request)
+
+
 def test_cached_tokens_are_exact_to_the_token():
     first, second = list(range(1, 20)), [*range(1, 12), 30, 31]
     driver = Driver(num_pages=80)
