@@ -22,11 +22,13 @@ class Forbidden:
 
     Attributes:
         always: bool [vocab_size], tokens that never are produced; None if there are none.
+        has_words: Whether there are bad sequences.
     """
 
     def __init__(
         self, vocab_size: int, allowed: Iterable[int] | None, bad: Sequence[Sequence[int]]
     ) -> None:
+        self.has_words = bool(bad)
         single = [ids[0] for ids in bad if len(ids) == 1]
         self.always: Tensor | None = None
         if allowed is not None or single:

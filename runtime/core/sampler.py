@@ -114,11 +114,7 @@ def sample(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -
         BoughsError: The model gave what are no numbers.
     """
     params = row.params
-    _penalize(logits, row)
-    if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias))
-        logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype)
-    _forbid(logits, row, index, mask)
+    adjust(logits, row, index, mask)
     token = int(logits.argmax())
     best = float(logits[token])
     if best == -math.inf:
@@ -135,7 +131,15 @@ def sample(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -
     return at if at < len(probs) and probs[at] > 0 else int(probs.nonzero()[-1])
 
 
-def _penalize(logits: Tensor, row: RowState) -> None:
+def adjust(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -> None:
+    """Apply all that comes before temperature: penalties, then the bias, then what is forbidden.
+
+    Args:
+        logits: float32 [vocab]; changed in place. Forbidden tokens get minus infinity.
+        row: The request's parameters and counts.
+        index: How many output tokens it has.
+        mask: bool [vocab], the tokens that its grammar allows, or None.
+    """
     params = row.params
     if row.seen:
         ids = torch.tensor(sorted(row.seen))
@@ -146,6 +150,10 @@ def _penalize(logits: Tensor, row: RowState) -> None:
         ids = torch.tensor(list(row.counts))
         counts = torch.tensor(list(row.counts.values()), dtype=logits.dtype)
         logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias))
+        logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype)
+    _forbid(logits, row, index, mask)
 
 
 def _forbid(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -> None:
@@ -166,7 +174,7 @@ def _nothing_left(row: RowState, index: int, mask: np.ndarray | None) -> Invalid
     params = row.params
     forbids = {
         "allowed_token_ids": params.allowed_token_ids is not None,
-        "bad_words": row.forbidden is not None,
+        "bad_words": row.forbidden is not None and row.forbidden.has_words,
         f"min_new_tokens={params.min_new_tokens}": index < params.min_new_tokens,
         "the grammar": mask is not None,
     }
