@@ -1,18 +1,24 @@
 """The sampler against transformers' logits processors and warpers, on the same logits."""
 
+import importlib.util
 import math
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
-from transformers.generation import logits_process as hf
 
 from boughs.lang.errors import BoughsError, InvalidRequest
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.core.forbidden import Forbidden
 from boughs.runtime.core.sampler import RowState, adjust, kept_probs, most_likely, sample
+
+_path = Path(__file__).parents[1] / "fixtures" / "hf_sampling.py"
+_spec = importlib.util.spec_from_file_location("hf_sampling", _path)
+theirs = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(theirs)
 
 VOCAB = 40
 ENDS = (2, 3)
@@ -52,70 +58,6 @@ def row(prompt, output, bad=(), ends=ENDS, **params):
     return state
 
 
-def processors(params, prompt, bad):
-    """What transformers has for these parameters, in our order."""
-    made = []
-    if params.repetition_penalty != 1:
-        made.append(hf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    if params.logit_bias:
-        made.append(hf.SequenceBiasLogitsProcessor({(k,): v for k, v in params.logit_bias.items()}))
-    if params.allowed_token_ids is not None:
-        others = sorted(set(range(VOCAB)) - set(params.allowed_token_ids))
-        if others:
-            made.append(hf.SuppressTokensLogitsProcessor(others, device="cpu"))
-    if bad:
-        made.append(hf.NoBadWordsLogitsProcessor(bad))
-    made.append(
-        hf.MinNewTokensLengthLogitsProcessor(
-            len(prompt), params.min_new_tokens, list(ENDS), device="cpu"
-        )
-    )
-    return made
-
-
-def warpers(params):
-    made = [hf.TemperatureLogitsWarper(params.temperature)]
-    if params.top_k > 0:
-        made.append(hf.TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        made.append(hf.TopPLogitsWarper(params.top_p))
-    if params.min_p > 0:
-        made.append(hf.MinPLogitsWarper(params.min_p))
-    return made
-
-
-def run(steps, context, scores):
-    for step in steps:
-        scores = step(torch.tensor([context], dtype=torch.long), scores)
-    return scores
-
-
-def with_output_penalties(logits, params, output):
-    """OpenAI's formula; transformers has no counterpart."""
-    out = logits.clone()
-    for token in set(output):
-        out[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
-    return out
-
-
-def expected_logits(logits, params, prompt, output, bad):
-    """Repetition first, then frequency and presence, then the rest."""
-    repetition, rest = [], processors(params, prompt, bad)
-    if params.repetition_penalty != 1:
-        repetition, rest = rest[:1], rest[1:]
-    context = prompt + output
-    scores = run(repetition, context, logits[None]) if context else logits[None]
-    scores = with_output_penalties(scores[0], params, output)[None]
-    # A bad word that the prompt began does not count here; transformers sees no prompt then.
-    words = [step for step in rest if isinstance(step, hf.NoBadWordsLogitsProcessor)]
-    others = [step for step in rest if step not in words]
-    scores = run(others, context, scores)
-    for step in words:
-        step.prefix_length = None
-        scores = step(torch.tensor([output], dtype=torch.long), scores)
-    return scores[0]
-
-
 def is_clear(logits, params):
     """Whether no token's mass lies on a border within float32, where it may fall on either side."""
 
@@ -131,7 +73,7 @@ def check(logits, prompt, output, bad, params):
     state = row(prompt, output, bad, **params)
     got = logits.clone()
     adjust(got, state, len(output), None)
-    expected = expected_logits(logits, state.params, prompt, output, bad)
+    expected = theirs.adjusted(state.params, logits, prompt, output, bad, ENDS)
     assert torch.equal(got.isneginf(), expected.isneginf())
     assert torch.allclose(got, expected, rtol=1e-6, atol=1e-5)
     if expected.isneginf().all():
@@ -139,12 +81,12 @@ def check(logits, prompt, output, bad, params):
             sample(logits.clone(), state, len(output), None)
         return
     probs = kept_probs(got, state.params)
-    theirs = run(warpers(state.params), prompt + output, expected[None])[0].softmax(0)
+    wanted = theirs.warped(state.params, expected)
     if not is_clear(got, state.params):
         return
-    assert torch.equal(probs > 0, theirs > 0)
+    assert torch.equal(probs > 0, wanted > 0)
     # The last filter leaves probabilities that need not sum to one.
-    assert torch.allclose(probs / probs.sum(), theirs, atol=1e-5)
+    assert torch.allclose(probs / probs.sum(), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +111,7 @@ def check(logits, prompt, output, bad, params):
         {"min_new_tokens": 4},
         {"min_new_tokens": 3},
     ],
-    ids=lambda params: "-".join(map(str, *params.items())),
+    ids=lambda params: f"{params}",
 )
 def test_each_alone(params):
     for seed in range(30):
