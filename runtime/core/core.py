@@ -18,6 +18,7 @@ from boughs.lang.errors import BoughsError, Unservable
 from boughs.radix import PrefixCache
 from boughs.runtime.beams import beam_limit
 from boughs.runtime.config import EngineConfig
+from boughs.runtime.core import prompt_logprobs
 from boughs.runtime.core.beam import BeamSearch
 from boughs.runtime.core.calls import Calls
 from boughs.runtime.core.forbidden import Forbidden
@@ -46,9 +47,6 @@ Receive = Callable[[float | None], list[ToCore]]
 """Messages that are there; waits up to so many seconds for the first (None: for ever)."""
 
 Send = Callable[[FromCore], None]
-
-LOGIT_ROWS = 256
-"""Rows whose logits are made at once: 256 rows of 49,152 tokens take 50 MB."""
 
 
 class Core:
@@ -197,7 +195,7 @@ class Core:
         self.times.end("schedule")
         hidden = self.runner.forward(step)
         self.times.end("model")
-        self._gather_prompt_logprobs(step, hidden)
+        prompt_logprobs.gather(step, hidden, self.runner.logits)
         last = self._last_rows(step)
         self.scheduler.computed(step)
         sampling: list[tuple[Request, int]] = []
@@ -237,11 +235,11 @@ class Core:
         found = search.best()
         output = request.output(finish=found[0].finish, hypotheses=found)
         self.scheduler.finish(request)
-        return [self._with_prompt_logprobs(request, output)]
+        return [prompt_logprobs.attach(request, output)]
 
     def _prefilled(self, request: Request) -> Output:
         self.scheduler.finish(request)
-        return self._with_prompt_logprobs(request, request.output(finish="length"))
+        return prompt_logprobs.attach(request, request.output(finish="length"))
 
     def _sampled(self, request: Request, logits: Tensor, token: int | None) -> Output:
         """Sample one token unless it is known, append it, and end the request if it is the last."""
@@ -262,7 +260,7 @@ class Core:
         request.tokens.append(token)
         request.row.note_output(token)
         output.ids = [token]
-        self._with_prompt_logprobs(request, output)
+        prompt_logprobs.attach(request, output)
         output.finish = self._finish_reason(request, token)
         if output.finish is not None:
             if output.finish == "stop" and token in request.row.ends:
@@ -294,51 +292,6 @@ class Core:
             self.scheduler.end_unconfirmed(request)
         else:
             self.scheduler.finish(request)
-
-    # ---- prompt logprobs ----
-
-    def _gather_prompt_logprobs(self, step: Step, hidden: Tensor) -> None:
-        """Append the logprobs of prompt tokens that this step's rows predict."""
-        at = 0
-        for work in step.works:
-            rows = hidden[at : at + work.count]
-            at += work.count
-            request = work.request
-            start = request.submit.prompt_logprobs_from
-            if start is None or request.prompt_logprobs_complete:
-                continue
-            if start + len(request.prompt_logprobs) == 0:
-                request.prompt_logprobs.append(None)
-                request.prompt_top.append([])
-                request.prompt_given.append([])
-            # The row at position p predicts the token at p + 1.
-            position = start + len(request.prompt_logprobs)
-            end = min(work.start + work.count + 1, request.prompt_len)
-            for at_row in range(position - 1 - work.start, end - 1 - work.start, LOGIT_ROWS):
-                block = rows[at_row : min(at_row + LOGIT_ROWS, end - 1 - work.start)]
-                self._append_prompt_logprobs(request, position, self.runner.logits(block))
-                position += len(block)
-
-    @staticmethod
-    def _append_prompt_logprobs(request: Request, position: int, logits: Tensor) -> None:
-        logprobs = logits.log_softmax(-1)
-        ids = torch.tensor(request.tokens[position : position + len(logits)], dtype=torch.int64)
-        request.prompt_logprobs += logprobs.gather(1, ids[:, None])[:, 0].tolist()
-        if request.submit.top_logprobs:
-            request.prompt_top += top_logprobs(logprobs, request.submit.top_logprobs)
-        if request.submit.token_ids_logprob:
-            request.prompt_given += logprobs[:, request.submit.token_ids_logprob].tolist()
-
-    @staticmethod
-    def _with_prompt_logprobs(request: Request, output: Output) -> Output:
-        """Attach the prompt's logprobs to a request's first output."""
-        if request.submit.prompt_logprobs_from is not None and request.output_len <= 1:
-            output.prompt_logprobs = request.prompt_logprobs
-            if request.submit.top_logprobs:
-                output.prompt_top = request.prompt_top
-            if request.submit.token_ids_logprob:
-                output.prompt_given = request.prompt_given
-        return output
 
 
 def _search(submit: Submit, ends: frozenset[int], most: int) -> BeamSearch:

@@ -71,7 +71,7 @@ class Running:
             self._events.put_nowait((index, item))
 
         if self._submissions:
-            message.group = self._submissions[0].message.key
+            message.family = self._submissions[0].message.key
         self._submissions.append(self._core.submit(message, deliver))
 
     async def next(self) -> tuple[int, Output, int] | None:

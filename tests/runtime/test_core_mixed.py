@@ -77,7 +77,7 @@ def requests(draw, count):
                     sometimes(st.integers(0, len(prompts[-1]) - 1), None) if logprobs else st.none()
                 ),
                 bad_ids=draw(sometimes(st.lists(some_tokens, max_size=3), [])),
-                group=draw(sometimes(st.integers(1, key), 0)),
+                family=draw(sometimes(st.integers(1, key), 0)),
             )
         )
     return made

@@ -153,9 +153,9 @@ def test_an_abort_lets_waiting_choices_end():
 def test_later_submissions_of_a_request_name_the_first(front, log):
     answers_of(front, ask(params=greedy(n=3)))
     first, *later = of_kind(log, Submit)
-    assert first.group == 0
-    assert {m.group for m in later} == {first.key}
+    assert first.family == 0
+    assert {m.family for m in later} == {first.key}
     log.clear()
     run(front.score(ScoreRequest(prompt="a", choices=["b", "c", "d"])))
     first, *later = of_kind(log, Submit)
-    assert (first.group, {m.group for m in later}) == (0, {first.key})
+    assert (first.family, {m.family for m in later}) == (0, {first.key})
