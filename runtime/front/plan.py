@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from boughs.lang.backend import GenerateRequest, Prompt, ScoreRequest
-from boughs.lang.errors import InvalidRequest, Unservable
+from boughs.lang.errors import InvalidRequest, Unservable, Unsupported
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Segment, Text
 from boughs.runtime.messages import Limits, Submit
@@ -223,6 +223,11 @@ class Planner:
         if start < -1:
             raise InvalidRequest(
                 f"logprob_start_len must be at least -1, got {start}", "logprob_start_len"
+            )
+        if request.token_ids_logprob and request.params.beam_width is not None:
+            raise Unsupported(
+                "token_ids_logprob: beam search does not give them; leave out one of the two",
+                "token_ids_logprob",
             )
         if not request.return_logprob:
             for name, given in (
