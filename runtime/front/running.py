@@ -62,6 +62,7 @@ class Running:
         """Whether `stop` was called."""
         self._events: asyncio.Queue[tuple[int, Output | BoughsError] | None] = asyncio.Queue()
         self._submissions: list[Submission] = []
+        self._ended: set[int] = set()
 
     def submit(self, message: Submit) -> None:
         """Have the core run one more choice; its index is how many there were before."""
@@ -98,6 +99,8 @@ class Running:
             return None
         index, item = event
         if isinstance(item, BoughsError):
+            if index in self._ended:  # it failed beyond its end, before the core heard of that
+                return await self.next()
             raise item
         if item.ids:
             self._note(index, len(item.ids))
@@ -115,6 +118,7 @@ class Running:
 
     def finish(self, index: int, length: int) -> None:
         """The output of a choice ends after `length` tokens."""
+        self._ended.add(index)
         self._core.finish(self._submissions[index], length)
 
     def stop(self) -> None:

@@ -15,7 +15,7 @@ from boughs.lang.errors import (
     Unservable,
 )
 from boughs.lang.segments import Ids
-from boughs.runtime.messages import Abort, Finish as FinishMessage, Submit
+from boughs.runtime.messages import Abort, Finish as FinishMessage, Output, Outputs, Submit
 
 
 def load(name):
@@ -183,6 +183,39 @@ def test_abort_all_ends_generations_and_scores():
         assert answers[0].finish.type == "abort"
         assert isinstance(error, RequestAborted)
         assert stats["in_flight"] == 0
+
+
+class FailsBeyond(fake.FakeCore):
+    """In the message with its first token the first choice fails, too: at a token beyond it."""
+
+    def run(self, receive, send):
+        def with_failure(message):
+            if isinstance(message, Outputs):
+                firsts = [o for o in message.outputs if o.ids and o.key in self.firsts]
+                message.outputs += [
+                    Output(key=o.key, error=("InvalidRequest", "no token is left")) for o in firsts
+                ]
+            send(message)
+
+        self.firsts = set()
+        super().run(receive, with_failure)
+
+    def take(self, submit):
+        if submit.choice == 0:
+            self.firsts.add(submit.key)
+        super().take(submit)
+
+
+def test_a_failure_beyond_the_end_of_one_choice_does_not_fail_the_others():
+    with running_front(FailsBeyond) as front:
+        prompt = front.tokenizer.encode("Hello", "start")
+        first = front.tokenizer.text_of(fake.counting(prompt, 0)[0])
+        params = greedy(n=2, stop=(first,), max_new_tokens=6)
+        answers = run(collect(front.generate(GenerateRequest(prompt=prompt, params=params))))
+        assert [answer.finish.type for answer in answers] == ["stop", "length"]
+        assert answers[1].completion_tokens == 6
+        with pytest.raises(InvalidRequest, match="no token is left"):
+            chunks_of(front, GenerateRequest(prompt=prompt, params=greedy(n=2)))
 
 
 def test_a_request_that_takes_too_long_is_ended():
