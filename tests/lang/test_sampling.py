@@ -1,5 +1,9 @@
 """The sampling parameters: aliases, types, ranges, and the names in errors."""
 
+import re
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from boughs.lang.errors import InvalidRequest, Unsupported
@@ -79,3 +83,24 @@ def test_a_value_may_stand_for_a_list_of_one(name, value, held):
 def test_a_value_out_of_range_is_named(name, value):
     with pytest.raises(InvalidRequest, match=name):
         SamplingParams.from_mapping({name: value})
+
+
+def test_the_page_of_parameters_has_each_with_its_aliases_and_default():
+    page = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text()
+    table = page.split("## How they meet")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    listed = {}
+    for names, default in rows:
+        outside = re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", names))
+        aliases = set(re.findall(r"`(\w+)`", names)) - set(outside)
+        defaults = default.strip().split(", ")
+        for at, name in enumerate(outside):
+            listed[name] = defaults[min(at, len(defaults) - 1)]
+            assert aliases == {a for a, field in ALIASES.items() if field == name}
+    assert set(listed) == set(SamplingParams.__struct_fields__)
+    words = {None: ("none", "drawn", "all"), (): ("none",), True: ("true",), False: ("false",)}
+    for field in msgspec.structs.fields(SamplingParams):
+        value = field.default
+        is_word = value is None or value == () or isinstance(value, bool)
+        expected = words[value] if is_word else (f"{value:g}",)
+        assert listed[field.name] in expected, field.name

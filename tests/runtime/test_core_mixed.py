@@ -7,6 +7,7 @@ every comparison is exact.
 import importlib.util
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -151,6 +152,22 @@ def test_each_request_gets_what_it_gets_alone(load, page_size, extra, budget, po
             assert whole(got) == expected
     driver.core.check()
     assert driver.core.scheduler.is_empty
+
+
+@given(requests(1), st.sampled_from([1, 4]), st.data())
+@settings(max_examples=80, deadline=None)
+def test_a_replay_goes_on_as_the_whole_went_on(load, page_size, data):
+    """Tokens that another core produced count as output, for whatever counts it."""
+    (request,) = load
+    request.prompt_logprobs_from = None
+    expected = alone(request)
+    if not expected["ids"]:
+        return
+    done = data.draw(st.integers(0, len(expected["ids"]) - 1))
+    again = msgspec.structs.replace(request, output_ids=expected["ids"][:done])
+    driver = Driver(num_pages=100, page_size=page_size, budget=7).run([[again]])
+    rest = {k: v[done:] if isinstance(v, list) else v for k, v in expected.items()}
+    assert whole(driver.outputs[request.key]) == rest
 
 
 def drawn(key, prompt, seed, most=12, **params):
