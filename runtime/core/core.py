@@ -211,7 +211,7 @@ class Core:
             for request, lines in groupby(sampling, key=lambda pair: pair[0].group or pair[0]):
                 begin, at = at, at + sum(1 for _ in lines)
                 if request.search is None:
-                    outputs.append(self._sampled(request, logits[begin], likely[begin]))
+                    outputs.append(self._sampled(request, logits, begin, likely[begin]))
                 else:
                     outputs += self._searched(request, request.search, logits[begin:at])
         self.times.end("sample")
@@ -241,13 +241,16 @@ class Core:
         self.scheduler.finish(request)
         return prompt_logprobs.attach(request, request.output(finish="length"))
 
-    def _sampled(self, request: Request, logits: Tensor, token: int | None) -> Output:
-        """Sample one token unless it is known, append it, and end the request if it is the last."""
+    def _sampled(self, request: Request, logits: Tensor, row: int, token: int | None) -> Output:
+        """Sample one token unless it is known, append it, and end the request if it is the last.
+
+        Its row of `logits` is made a tensor of its own only where that is needed.
+        """
         output = request.output()
         if request.submit.logprobs:
-            logprobs = logits.log_softmax(-1)
+            logprobs = logits[row].log_softmax(-1)
         try:
-            token = self._sample(request, logits) if token is None else token
+            token = self._sample(request, logits[row]) if token is None else token
         except BoughsError as error:  # of this request alone
             self.scheduler.abort(request)
             return _failure(request.key, error)

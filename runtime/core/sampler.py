@@ -91,11 +91,12 @@ def most_likely(logits: Tensor, plain: Sequence[bool]) -> list[int | None]:
     rows = [at for at, is_plain in enumerate(plain) if is_plain]
     if not rows:
         return made
-    some = logits if len(rows) == len(plain) else logits[rows]
-    tokens = some.argmax(-1, keepdim=True)
-    best = some.gather(-1, tokens)
-    for at, token, logit in zip(rows, tokens[:, 0].tolist(), best[:, 0].tolist(), strict=True):
-        if math.isfinite(logit):  # else `sample` says what is wrong
+    table = logits.numpy(force=True)  # whose argmax takes a tenth of torch's time
+    some = table if len(rows) == len(plain) else table[rows]
+    tokens = some.argmax(-1)
+    best = some[np.arange(len(rows)), tokens]
+    for at, token, good in zip(rows, tokens.tolist(), np.isfinite(best).tolist(), strict=True):
+        if good:  # else `sample` says what is wrong
             made[at] = token
     return made
 
@@ -115,7 +116,7 @@ def sample(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -
     """
     params = row.params
     adjust(logits, row, index, mask)
-    token = int(logits.argmax())
+    token = int(logits.numpy(force=True).argmax())
     best = float(logits[token])
     if best == -math.inf:
         raise _nothing_left(row, index, mask)

@@ -142,6 +142,40 @@ def test_each_of_them_matters(engine):
         assert drawn != plain[1.0] or greedy != plain[0.0], given
 
 
+@pytest.mark.parametrize("cached", [0, 3, 4, 5, len(PROMPT)])
+@pytest.mark.parametrize("budget", [1, 4, 256])
+def test_logprobs_of_every_kind_are_those_of_transformers(folder, logits_of, cached, budget):
+    """Of prompt and output, at and beside a page's border, cold and warm, in chunks of any size."""
+    with boughs.Engine(
+        model_path=folder, in_process=True, page_size=4, max_batched_tokens=budget, kv_memory="4M"
+    ) as engine:
+        if cached:
+            ask(engine, PROMPT[:cached], max_new_tokens=0)
+        answer = engine.generate(
+            input_ids=PROMPT,
+            sampling_params={"seed": 5, "max_new_tokens": 6, "top_k": 3, "temperature": 2},
+            return_logprob=True,
+            logprob_start_len=2,
+            top_logprobs_num=4,
+            token_ids_logprob=list(range(VOCAB)),
+        )
+    own = logits_of(PROMPT + ids_of(answer)).log_softmax(-1)
+    info, start = answer["meta_info"], 1
+    for side, made in (("input", PROMPT[2:]), ("output", ids_of(answer))):
+        rows = own[start : start + len(made)]
+        start += len(made)
+        expected = rows.gather(1, torch.tensor(made)[:, None])[:, 0].tolist()
+        assert [t for _, t, _ in info[f"{side}_token_logprobs"]] == made
+        got = [lp for lp, _, _ in info[f"{side}_token_logprobs"]]
+        assert got == pytest.approx(expected, abs=1e-3)
+        for row, tops, given in zip(
+            rows, info[f"{side}_top_logprobs"], info[f"{side}_token_ids_logprobs"], strict=True
+        ):
+            assert [lp for lp, _, _ in tops] == pytest.approx(row.topk(4).values.tolist(), abs=1e-3)
+            assert [t for _, t, _ in given] == list(range(VOCAB))
+            assert [lp for lp, _, _ in given] == pytest.approx(row.tolist(), abs=1e-3)
+
+
 # ---- ends ----
 
 
