@@ -36,7 +36,8 @@ class ModelConfig:
         tie_word_embeddings: Whether the output matrix is the embedding.
         eos_token_ids: Tokens that end an answer.
         bos_token_id: The token that begins a text, where there is one.
-        details: The config as transformers reads it, for what one architecture alone has.
+        details: The config as transformers reads it, for what one architecture alone has; of a
+            model that takes images too, the part about text.
     """
 
     architecture: str
@@ -76,7 +77,7 @@ class ModelConfig:
         if raw is None:
             raise NotFound(f"{folder} is no model: it has no config.json")
         architecture = _architecture(raw, architectures)
-        config = _transformers_config(folder)
+        config = _transformers_config(folder).get_text_config()
         _refuse_unknown(raw)
         generation = _read_json(folder / "generation_config.json") or {}
         heads = config.num_attention_heads

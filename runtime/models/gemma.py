@@ -3,7 +3,8 @@
 What sets them apart from Llama: a norm behind attention and MLP as well as before, norms that
 multiply by 1 + weight, a scaled embedding, layers with a sliding window between full ones, soft
 caps of scores and logits (2), norms of queries and keys and a rope of its own for the layers with a
-window (3). The forward pass is over a batch of T tokens of any requests; this module knows none.
+window (3). The forward pass is over a batch of T tokens of any requests. This module knows no
+request and no image: of a model that takes images, this is the part about text.
 """
 
 from __future__ import annotations
@@ -53,19 +54,24 @@ class Gemma:
         details = config.details
         if getattr(details, "use_bidirectional_attention", None):
             raise Unsupported("attention to later tokens is not supported", "model_path")
+        vocab, hidden = config.vocab_size, config.hidden_size
+        # A model that takes images too keeps its text part under a name.
+        root = "language_model." if "language_model.model.norm.weight" in files else ""
         self._ropes = _ropes(config)
-        self._embedding = files.take(
-            "model.embed_tokens.weight", config.vocab_size, config.hidden_size
-        )
-        self._layers = [_take_layer(config, files, index) for index in range(config.num_layers)]
-        self._norm = _take_norm(config, files, "model.norm")
+        self._embedding = files.take(f"{root}model.embed_tokens.weight", vocab, hidden)
+        self._layers = [
+            _take_layer(config, files, f"{root}model.layers.{index}", index)
+            for index in range(config.num_layers)
+        ]
+        self._norm = _take_norm(config, files, f"{root}model.norm")
         self._head = (
             self._embedding
             if config.tie_word_embeddings
-            else files.take("lm_head.weight", config.vocab_size, config.hidden_size)
+            else files.take(f"{root}lm_head.weight", vocab, hidden)
         )
         self._logit_cap = details.final_logit_softcapping
-        files.ignore(r"lm_head\.weight")  # of a tied model
+        files.ignore(r"(.*\.)?lm_head\.weight")  # of a tied model
+        files.ignore(r"(vision_tower|multi_modal_projector)\..*")
 
     @torch.inference_mode()
     def forward(
@@ -117,8 +123,8 @@ def _take_norm(config: ModelConfig, files: TensorFiles, name: str) -> RmsNorm:
     return RmsNorm(1 + weight, config.details.rms_norm_eps)
 
 
-def _take_layer(config: ModelConfig, files: TensorFiles, index: int) -> _Layer:
-    prefix, details, hidden = f"model.layers.{index}", config.details, config.hidden_size
+def _take_layer(config: ModelConfig, files: TensorFiles, prefix: str, index: int) -> _Layer:
+    details, hidden = config.details, config.hidden_size
     inner, biased = int(details.intermediate_size), bool(details.attention_bias)
     gate_up = [files.take(f"{prefix}.mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up")]
     return _Layer(
@@ -132,7 +138,7 @@ def _take_layer(config: ModelConfig, files: TensorFiles, index: int) -> _Layer:
             eps=details.rms_norm_eps,
             qkv_bias=biased,
             output_bias=biased,
-            head_norm=config.architecture == "Gemma3ForCausalLM",
+            head_norm=details.model_type == "gemma3_text",
             norm_offset=1.0,
         ),
         after_attention=_take_norm(config, files, f"{prefix}.post_attention_layernorm"),

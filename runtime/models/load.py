@@ -27,6 +27,7 @@ MODELS: dict[str, _Make] = {
     **dict.fromkeys(FAMILY, Llama),
     "Gemma2ForCausalLM": Gemma,
     "Gemma3ForCausalLM": Gemma,
+    "Gemma3ForConditionalGeneration": Gemma,
     "GPT2LMHeadModel": GPT2,
 }
 """What makes the model of each architecture, under transformers' names."""

@@ -55,6 +55,32 @@ def theirs(folder, prompts):
     ]
 
 
+def test_longrope_is_that_of_the_longest_context(tmp_path):
+    """Up to the original context it is transformers' for short prompts, else the one for long."""
+    folder = load("tiny_models").make_tiny_model(
+        tmp_path,
+        model_type="phi3",
+        max_position=256,
+        original_max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0 + 0.1 * i for i in range(8)],
+            "long_factor": [1.0 + 0.5 * i for i in range(8)],
+        },
+    )
+    random_ids = load("paged_model").random_ids
+    params = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
+    for length, context_length in ((30, 64), (80, None)):
+        prompts = [random_ids(length, seed=i) for i in range(3)]
+        with boughs.Engine(
+            model_path=folder, kv_memory="4M", context_length=context_length, in_process=True
+        ) as engine:
+            answers = engine.generate(input_ids=prompts, sampling_params=params)
+        expected = [made.tolist() for made in theirs(folder, prompts)]
+        assert [answer["output_ids"] for answer in answers] == expected
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_tokens_equal_transformers(tmp_path, shape):
     folder = load("tiny_models").make_tiny_model(tmp_path, **SHAPES[shape])

@@ -13,6 +13,7 @@ import torch
 
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.runtime.models.load import MODELS, load_config, load_model
+from boughs.runtime.models.rope import make_rope
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TOLERANCE = 1e-4
@@ -165,7 +166,7 @@ def test_every_architecture_has_a_shape(tmp_path):
     for index, shape in enumerate(SHAPES.values()):
         folder = make_tiny_model(tmp_path / str(index), layers=1, **without(shape, "layers"))
         seen.add(load_config(folder).architecture)
-    assert seen | {"LlamaForCausalLM"} == set(MODELS)
+    assert seen | {"LlamaForCausalLM", "Gemma3ForConditionalGeneration"} == set(MODELS)
 
 
 def without(shape, *names):
@@ -251,6 +252,97 @@ def test_old_names_of_gpt2(tmp_path):
     old |= {"h.0.attn.bias": torch.ones(1, 1, 128, 128), "h.0.attn.masked_bias": torch.tensor(0.0)}
     save_file(old, path)
     assert torch.equal(Paged(folder).step({"a": ids})["a"], expected)
+
+
+def test_the_text_part_of_a_model_that_takes_images(tmp_path):
+    from transformers import (
+        AutoModelForCausalLM,
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
+        SiglipVisionConfig,
+    )
+
+    text = make_tiny_model(tmp_path / "text", logit_std=4.0, **SHAPES["gemma3"])
+    model = AutoModelForCausalLM.from_pretrained(text, dtype=torch.float32)
+    vision = SiglipVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        image_size=16, patch_size=8,
+    )  # fmt: skip
+    config = Gemma3Config(
+        text_config=model.config.to_dict(),
+        vision_config=vision.to_dict(),
+        mm_tokens_per_image=4,
+        image_token_index=383,
+    )
+    both = Gemma3ForConditionalGeneration(config)
+    both.model.language_model.load_state_dict(model.model.state_dict())
+    both.save_pretrained(tmp_path / "both")
+    assert load_config(tmp_path / "both").architecture == "Gemma3ForConditionalGeneration"
+    ids = random_ids(50)
+    close(Paged(tmp_path / "both").step({"a": ids})["a"], theirs(text, ids))
+
+
+PUBLISHED = {
+    "mistralai/Mistral-7B-v0.1": (
+        {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 4096,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "sliding_window": 4096,
+         "max_position_embeddings": 32768, "rope_theta": 10000.0},
+        {"windows": (4096,) * 32, "max_position": 32768, "head_dim": 128},
+    ),
+    "microsoft/Phi-3-mini-128k-instruct": (
+        {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 3072,
+         "num_attention_heads": 32, "max_position_embeddings": 131072, "rope_theta": 10000.0,
+         "original_max_position_embeddings": 4096, "sliding_window": 262144,
+         "rope_scaling": {"type": "longrope", "long_factor": [2.0] * 48, "short_factor": [1.0] * 48}},
+        {"windows": (0,) * 32, "max_position": 131072, "num_kv_heads": 32, "head_dim": 96},
+    ),
+    "google/gemma-2-2b": (
+        {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "head_dim": 256,
+         "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+         "query_pre_attn_scalar": 256, "sliding_window": 4096, "num_hidden_layers": 26,
+         "attn_logit_softcapping": 50.0, "cache_implementation": "hybrid"},
+        {"windows": (4096, 0) * 13, "soft_cap": 50.0, "attention_scale": 1 / 16,
+         "max_position": 8192, "tie_word_embeddings": True},
+    ),
+    "google/gemma-3-1b-it": (
+        {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 256,
+         "num_hidden_layers": 26, "sliding_window": 512, "sliding_window_pattern": 6,
+         "rope_local_base_freq": 10000, "rope_theta": 1000000, "rope_scaling": None,
+         "max_position_embeddings": 32768, "eos_token_id": [1, 106]},
+        {"windows": (*((512,) * 5 + (0,)) * 4, 512, 512), "eos_token_ids": (1, 106)},
+    ),
+    "Qwen/Qwen2.5-7B-Instruct": (
+        {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 28,
+         "hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4,
+         "use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28},
+        {"windows": (0,) * 28, "head_dim": 128},
+    ),
+    "Qwen/Qwen3-8B, with its card's YaRN": (
+        {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128,
+         "num_key_value_heads": 8, "max_position_embeddings": 40960, "rope_theta": 1000000,
+         "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+                          "original_max_position_embeddings": 32768}},
+        {"max_position": 131072, "windows": (0,) * 32},
+    ),
+    "openai-community/gpt2": (
+        {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768,
+         "n_head": 12, "n_layer": 12, "n_positions": 1024, "activation_function": "gelu_new"},
+        {"max_position": 1024, "num_kv_heads": 12, "head_dim": 64, "tie_word_embeddings": True,
+         "eos_token_ids": (50256,)},
+    ),
+}  # fmt: skip
+"""What matters of configs on the hub, whose forms are older than today's, and what they mean."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_configs_as_they_were_published(tmp_path, name):
+    written, means = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    config = load_config(tmp_path)
+    assert {field: getattr(config, field) for field in means} == means
+    rope = getattr(config.details, "rope_parameters", None)
+    if rope and "full_attention" not in rope:
+        assert make_rope(rope, config.head_dim, config.max_position, config.context_length)
 
 
 @pytest.mark.parametrize("shape", ["qwen3", "phi3", "mixtral", "gemma2", "gpt2"])
