@@ -63,11 +63,14 @@ def make_rope(rope: Parameters, head_dim: int, max_position: int, context_length
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     try:
         plain = plain_frequencies(float(rope["rope_theta"]), rotated)
-        return KINDS[kind](rope, plain, max_position, context_length)
+        made = KINDS[kind](rope, plain, max_position, context_length)
+        if not made.frequencies.isfinite().all():
+            raise ValueError("its frequencies are not finite")
     except (KeyError, TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
         raise InvalidRequest(
             f"config.json: rope scaling of kind {kind!r} cannot be read: {error!r}", "model_path"
         ) from error
+    return made
 
 
 def plain_frequencies(theta: float, rotated: int) -> Tensor:
