@@ -1,7 +1,8 @@
 """Attention on the CPU, in float32, over pages read in place.
 
-The work of a batch is cut once a step (`pieces`) and computed once a layer (`paged`), by the thread
-that asks and by others of the backend's own. This module knows no model.
+The work of a batch is cut once a step for each window that layers have (`pieces`) and computed once
+a layer (`paged`), by the thread that asks and by others of the backend's own. This module knows no
+model.
 """
 
 from __future__ import annotations

@@ -108,21 +108,19 @@ def take_attention(
     """
     hidden, dim = config.hidden_size, config.head_dim
     counts = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
-    if fused:
-        qkv = files.take(f"{prefix}.qkv_proj.weight", sum(counts.values()) * dim, hidden)
-    else:
-        names = {f"{prefix}.{kind}_proj": count * dim for kind, count in counts.items()}
-        qkv = torch.cat([files.take(f"{name}.weight", n, hidden) for name, n in names.items()])
+    parts = {"qkv": sum(counts.values())} if fused else counts
+    rows = {f"{prefix}.{part}_proj": count * dim for part, count in parts.items()}
+    qkv = [files.take(f"{name}.weight", n, hidden) for name, n in rows.items()]
     bias = norm = None
     if qkv_bias:
-        bias = torch.cat([files.take(f"{name}.bias", n) for name, n in names.items()])
+        bias = torch.cat([files.take(f"{name}.bias", n) for name, n in rows.items()])
     if head_norm:
         norms = [(files.take(f"{prefix}.{kind}_norm.weight", dim), counts[kind]) for kind in "qk"]
         norm = torch.cat([weight.expand(count, dim) for weight, count in norms]) + norm_offset
     return Attention(
         layer=layer,
         heads=(config.num_heads, config.num_kv_heads, dim),
-        qkv=qkv,
+        qkv=qkv[0] if fused else torch.cat(qkv),  # what is whole stays a view of the file
         qkv_bias=bias,
         output=files.take(f"{prefix}.o_proj.weight", hidden, config.num_heads * dim),
         output_bias=files.take(f"{prefix}.o_proj.bias", hidden) if output_bias else None,

@@ -126,7 +126,7 @@ def _take_layer(config: ModelConfig, files: TensorFiles, prefix: str, index: int
     qkv = _take_linear(files, f"{prefix}.attn.c_attn", 3 * hidden, hidden)
     if config.details.scale_attn_by_inverse_layer_idx:
         # The backend has one scale for all layers, so the queries take the layer's own.
-        scale = torch.ones(3 * hidden, dtype=qkv.bias.dtype)
+        scale = torch.ones_like(qkv.bias)
         scale[:hidden] /= index + 1
         qkv = _Linear(qkv.weight * scale[:, None], qkv.bias * scale)
     return _Layer(

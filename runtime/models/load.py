@@ -55,7 +55,8 @@ def load_model(
         InvalidRequest: The weights do not fit the config, or the context is too long.
     """
     config = load_config(folder, context_length)
-    files = TensorFiles(weights(folder), dtype)
-    model = MODELS[config.architecture](config, files)
-    files.finish()
-    return model
+    source, make = weights(folder), MODELS[config.architecture]
+    sketch = TensorFiles(source, dtype, read=False)
+    make(config, sketch)
+    sketch.finish()
+    return make(config, TensorFiles(source, dtype, read=True))

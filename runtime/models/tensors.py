@@ -24,20 +24,23 @@ _SHOWN = 5
 class TensorFiles:
     """All tensors of a model, of which it takes one after another as it is made.
 
-    What does not fit is noted, and `finish` names it all at once.
+    A model is made twice: first from files that are not read, so that `finish` names all that does
+    not fit before any time is spent, then in earnest.
 
     Args:
         folder: Holds `model.safetensors`, or shards with their index.
         dtype: Of the tensors that are given out.
+        read: Whether tensors have values; without, they have shapes only (torch's `meta` device).
 
     Raises:
         NotFound: There are none, or a shard is missing.
         InvalidRequest: A file is cut short or no safetensors.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, *, read: bool) -> None:
         self.folder = folder
         self.dtype = dtype
+        self._read = read
         self._files: dict[str, Any] = {}
         for path in _shards(folder):
             file = _open(path)
@@ -53,19 +56,20 @@ class TensorFiles:
     def take(self, name: str, *shape: int) -> Tensor:
         """One tensor. It stays a view of the mapped file where the file has this dtype.
 
-        A tensor that is missing or of another shape is noted for `finish`; what is given instead
-        must not be used.
+        Where nothing is read, one that is missing or of another shape is noted for `finish`.
         """
-        if name not in self._files:
+        if self._read:
+            tensor: Tensor = self._files[name].get_tensor(name)
+            assert tensor.shape == shape, "a model takes what it took when nothing was read"
+            return tensor.to(self.dtype)
+        if name in self._files:
+            self._left.discard(name)
+            found = tuple(self._files[name].get_slice(name).get_shape())
+            if found != shape:
+                self._wrong.append(f"{name} is {list(found)} and not {list(shape)}")
+        else:
             self._missing.append(name)
-            return torch.empty(shape, dtype=self.dtype)
-        self._left.discard(name)
-        found = tuple(self._files[name].get_slice(name).get_shape())
-        if found != shape:
-            self._wrong.append(f"{name} is {list(found)} and not {list(shape)}")
-            return torch.empty(shape, dtype=self.dtype)
-        tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor.to(self.dtype)
+        return torch.empty(shape, dtype=self.dtype, device="meta")
 
     def ignore(self, pattern: str) -> None:
         """Let there be tensors that are not read, whose whole names match a regular expression."""

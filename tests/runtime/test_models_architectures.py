@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.runtime.models import tensors
 from boughs.runtime.models.load import MODELS, load_config, load_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -160,16 +162,11 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
 
 
-def test_every_architecture_has_a_shape(tmp_path):
-    seen = set()
-    for index, shape in enumerate(SHAPES.values()):
-        folder = make_tiny_model(tmp_path / str(index), layers=1, **without(shape, "layers"))
-        seen.add(load_config(folder).architecture)
-    assert seen | {"LlamaForCausalLM", "Gemma3ForConditionalGeneration"} == set(MODELS)
+def test_every_architecture_has_a_shape():
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-
-def without(shape, *names):
-    return {name: value for name, value in shape.items() if name not in names}
+    seen = {NAMES[shape.get("model_type", "llama")] for shape in SHAPES.values()}
+    assert seen | {"Gemma3ForConditionalGeneration"} == set(MODELS)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -195,9 +192,38 @@ def test_logits_equal_transformers(tmp_path, shape):
             close(both["b"], beside[i : i + 1])
 
 
-@pytest.mark.parametrize(
-    "shape", ["mixtral", "qwen3 moe", "gemma3", "gpt2, untied, its own scales"]
+@pytest.fixture(scope="module", params=["gemma2", "gemma3", "qwen3 moe"])
+def prompts_alone(request, tmp_path_factory):
+    """A model, three prompts longer than its windows, and the logits of each alone."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("m"), logit_std=4.0, **SHAPES[request.param])
+    prompts = {name: random_ids(50, seed=i) for i, name in enumerate("abc")}
+    alone = {name: Paged(folder).step({name: ids})[name] for name, ids in prompts.items()}
+    return folder, prompts, alone
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    turns=st.lists(st.tuples(*[st.sampled_from([0, 1, 1, 7, 20])] * 3), max_size=12),
+    page_size=st.sampled_from([1, 3, 16]),
 )
+def test_requests_of_one_batch_do_not_meet(prompts_alone, turns, page_size):
+    """Any mix of prefill chunks and decodes gives each request what it gets alone."""
+    folder, prompts, alone = prompts_alone
+    paged = Paged(folder, page_size=page_size, backend="cpu", tokens=256)
+    done = dict.fromkeys(prompts, 0)
+    for counts in [*turns, (50, 50, 50)]:
+        works = {}
+        for (name, ids), count in zip(prompts.items(), counts, strict=True):
+            if chunk := ids[done[name] : done[name] + count]:
+                works[name] = chunk
+        if not works:
+            continue
+        for name, logits in paged.step(works).items():
+            start, done[name] = done[name], done[name] + len(logits)
+            close(logits, alone[name][start : done[name]])
+
+
+@pytest.mark.parametrize("shape", ["mixtral", "qwen3 moe", "gemma3", "gpt2"])
 def test_shards_equal_one_file(tmp_path, shape):
     from transformers import AutoModelForCausalLM
 
@@ -284,6 +310,23 @@ def test_wrong_tensors_are_named(tmp_path, shape):
     assert f"missing: {gone};" in message
     assert "not of this model: and.more;" in message
     assert f"{cut} is {list(weights[cut].shape)} and not" in message
+
+
+def test_what_does_not_fit_is_named_before_a_weight_is_read(tmp_path, monkeypatch):
+    folder = make_tiny_model(tmp_path, **SHAPES["mixtral"])
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_local_experts": 5}))
+    read, take = [], tensors.TensorFiles.take
+
+    def spy(files, name, *shape):
+        tensor = take(files, name, *shape)
+        read.append(tensor.device.type)
+        return tensor
+
+    monkeypatch.setattr(tensors.TensorFiles, "take", spy)
+    with pytest.raises(InvalidRequest, match=r"missing: .*experts\.4\.w1\.weight.* and \d more"):
+        load_model(folder)
+    assert set(read) == {"meta"}
 
 
 @pytest.mark.parametrize(
