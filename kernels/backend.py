@@ -27,6 +27,10 @@ class AttentionConfig:
         head_dim: Width D of a head.
         page_size: Tokens that a page holds.
         scale: What scores are multiplied by; 0 (the default) stands for head_dim ** -0.5.
+        soft_cap: Scores s become soft_cap * tanh(s / soft_cap), as in Gemma 2
+            (https://arxiv.org/abs/2408.00118); 0 (the default) leaves them.
+        windows: Of each layer, how many positions a row sees, its own the last of them; 0 stands
+            for all. Without any (the default) every layer sees all.
     """
 
     num_heads: int
@@ -34,6 +38,8 @@ class AttentionConfig:
     head_dim: int
     page_size: int
     scale: float = 0.0
+    soft_cap: float = 0.0
+    windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.num_heads, self.num_kv_heads, self.head_dim, self.page_size) < 1:
@@ -42,8 +48,14 @@ class AttentionConfig:
             raise ValueError(
                 f"{self.num_heads} heads cannot be shared out among {self.num_kv_heads} KV heads"
             )
+        if min(self.scale, self.soft_cap, *self.windows) < 0:
+            raise ValueError(f"scale, soft cap and windows must not be negative: {self}")
         if self.scale == 0.0:
             object.__setattr__(self, "scale", self.head_dim**-0.5)
+
+    def window(self, layer: int) -> int:
+        """How many positions a row of this layer sees; 0 stands for all."""
+        return self.windows[layer] if self.windows else 0
 
 
 class AttentionBackend(Protocol):

@@ -1,7 +1,8 @@
 """Attention on the CPU, in float32, over pages read in place.
 
-The work of a batch is cut once a step (`pieces`) and computed once a layer (`paged`), by the thread
-that asks and by others of the backend's own. This module knows no model.
+The work of a batch is cut once a step for each window that layers have (`pieces`) and computed once
+a layer (`paged`), by the thread that asks and by others of the backend's own. This module knows no
+model.
 """
 
 from __future__ import annotations
@@ -15,25 +16,23 @@ from torch import Tensor
 
 from .backend import AttentionConfig, check_batch, check_query
 from .batch import AttentionBatch
+from .emit import LOG2_E
 from .kv_cache import KVCache
 from .merge import merge_parts
-from .paged import run_pieces
+from .paged import EVERYTHING, run_pieces
 from .pieces import divide
 from .workers import Workers
-
-LOG2_E = 1.4426950408889634
 
 
 @dataclass
 class _Step:
-    """What the runs of one step share."""
+    """What the runs of one step share that have the same window."""
 
-    batch: AttentionBatch
+    window: int
     pieces: NDArray[np.int32]
     merges: NDArray[np.int32]
     parts: NDArray[np.float32]
     tasks: list[tuple[int, int]]
-    checked: int = 0  # pages of the pool that the batch was checked for
 
 
 class CpuBackend:
@@ -54,17 +53,29 @@ class CpuBackend:
         self.config = config
         self.why = why
         self._workers = Workers(threads)
-        self._scale = np.float32(config.scale * LOG2_E)
+        # The kernels reckon in base 2: either the scale takes the factor, or the cap behind it.
+        self._cap = np.float32(config.soft_cap * LOG2_E)
+        self._scale = np.float32(
+            config.scale * (1 / config.soft_cap if config.soft_cap else LOG2_E)
+        )
         self._run_pieces = run_pieces()
         self._merge_parts = merge_parts()
-        self._step: _Step | None = None
+        self._batch: AttentionBatch | None = None
+        self._checked_pages = 0  # of the pool that the batch was checked for
+        self._steps: dict[int, _Step] = {}
 
     def plan(self, batch: AttentionBatch) -> None:
         """Take the batch that the following runs are about."""
         check_batch(batch, self.config)
-        plan = divide(batch, self.config)
-        self._step = _Step(
-            batch=batch,
+        self._batch, self._checked_pages = batch, 0
+        self._steps = {
+            window: self._cut(batch, window) for window in set(self.config.windows) or {0}
+        }
+
+    def _cut(self, batch: AttentionBatch, window: int) -> _Step:
+        plan = divide(batch, self.config, window)
+        return _Step(
+            window=window or EVERYTHING,
             pieces=np.array(plan.pieces, dtype=np.int32).reshape(-1, 9),
             merges=np.array(plan.merges, dtype=np.int32).reshape(-1, 6),
             parts=np.empty((plan.parts, self.config.head_dim + 2), dtype=np.float32),
@@ -73,15 +84,16 @@ class CpuBackend:
 
     def run(self, layer: int, q: Tensor, kv: KVCache) -> Tensor:
         """Attention of the planned batch in one layer; see `AttentionBackend.run`."""
-        step = self._checked(q, kv)
+        batch = self._checked(q, kv)
+        step = self._steps[self.config.window(layer)]
         out = np.empty(q.shape, dtype=np.float32)
         queries, keys, values = q.numpy(), kv.k(layer).numpy(), kv.v(layer).numpy()
-        batch, scale, run_pieces = step.batch, self._scale, self._run_pieces
+        scale, cap, run_pieces = self._scale, self._cap, self._run_pieces
 
         def compute(task: tuple[int, int]) -> None:
             run_pieces(
                 step.pieces, *task, queries, keys, values, batch.kv_indptr, batch.kv_indices,
-                scale, out, step.parts,
+                step.window, scale, cap, out, step.parts,
             )  # fmt: skip
 
         self._workers.run(compute, step.tasks)
@@ -90,14 +102,12 @@ class CpuBackend:
             self._merge_parts(step.merges, step.parts, group, out)
         return torch.from_numpy(out)
 
-    def _checked(self, q: Tensor, kv: KVCache) -> _Step:
-        """The planned step, if queries and cache fit it."""
-        step = self._step
-        check_query(step.batch if step else None, q, kv, self.config)
-        assert step is not None
+    def _checked(self, q: Tensor, kv: KVCache) -> AttentionBatch:
+        """The planned batch, if queries and cache fit it."""
+        batch = check_query(self._batch, q, kv, self.config)
         if q.dtype != torch.float32 or kv.dtype != torch.float32:
             raise ValueError(f"the cpu backend computes in float32, got {q.dtype} over {kv.dtype}")
-        if step.checked != kv.num_pages:
-            step.batch.check(kv.num_pages)
-            step.checked = kv.num_pages
-        return step
+        if self._checked_pages != kv.num_pages:
+            batch.check(kv.num_pages)
+            self._checked_pages = kv.num_pages
+        return batch

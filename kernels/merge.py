@@ -12,7 +12,8 @@ import numpy as np
 from numba import float32, int32, int64
 
 from .compiled import entry_point, sources
-from .paged import LOWEST, Floats, Ints
+from .paged import LOWEST
+from .tile import Floats, Ints
 
 
 @cache

@@ -14,17 +14,20 @@ from functools import cache
 
 import numpy as np
 from numba import float32, int32, int64, types
-from numpy.typing import NDArray
 
 from .compiled import compiled, entry_point, sources
-from .simd import BLOCK, LANES, ROWS, dot_16, multiply_add, prefetch, weigh_column, weigh_row
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
-Words = NDArray[np.int64]
-
-TILE = 64
-"""Positions of KV that are scored at once; `weigh_row` takes 64."""
+from .emit import LANES
+from .simd import ROWS, cap_scores, dot_16, weigh_column, weigh_row
+from .tile import (
+    TILE,
+    Floats,
+    Ints,
+    add_product,
+    find_rows,
+    prefetch_rows,
+    round_up,
+    whole_vectors,
+)
 
 FEW = 24
 """Query vectors of a KV head up to which `_few` is faster; it needs whole vectors in a head."""
@@ -34,6 +37,10 @@ HIDDEN = np.float32(-1e30)
 
 LOWEST = np.float32(-1e29)
 """The greatest of no scores. Finite, and so far above HIDDEN that a hidden weight is 0."""
+
+
+EVERYTHING = 1 << 40
+"""A window that hides nothing."""
 
 
 @cache
@@ -48,7 +55,9 @@ def run_pieces() -> Callable[..., None]:
         q: [T, H, D], any strides.
         k, v: Of all pages, [pages, page_size, K, D].
         kv_indptr, kv_indices: Of the batch.
-        scale: Of the scores, times log2 e.
+        window: How many positions a row sees, its own the last of them.
+        scale: Of the scores, times log2 e; where there is a cap, divided by it instead.
+        cap: Of the scores, times log2 e; 0 where there is none.
         out: [T, H, D]; is written by whole pieces.
         parts: [parts, D + 2]; is written by others, a part for each query vector, KV head after
             KV head: the sum of weighted values, the greatest score, the sum of weights.
@@ -64,7 +73,9 @@ def run_pieces() -> Callable[..., None]:
         v: Floats,
         kv_indptr: Ints,
         kv_indices: Ints,
+        window: int,
         scale: float,
+        cap: float,
         out: Floats,
         parts: Floats,
     ) -> None:
@@ -74,9 +85,9 @@ def run_pieces() -> Callable[..., None]:
             pages = kv_indices[kv_indptr[piece[0]] : kv_indptr[piece[0] + 1]]
             rows = q[piece[1] : piece[2]]
             if is_few(len(rows) * (q.shape[1] // k.shape[2]), q.shape[2]):
-                _few(piece, rows, k, v, pages, scale, out, parts)
+                _few(piece, rows, k, v, pages, window, scale, cap, out, parts)
             else:
-                _many(piece, rows, k, v, pages, scale, out, parts)
+                _many(piece, rows, k, v, pages, window, scale, cap, out, parts)
 
     return entry_point(
         run,
@@ -88,6 +99,8 @@ def run_pieces() -> Callable[..., None]:
         float32[:, :, :, ::1],
         int32[::1],
         int32[::1],
+        int64,
+        float32,
         float32,
         float32[:, :, ::1],
         float32[:, ::1],
@@ -107,7 +120,9 @@ def _few(  # noqa: PLR0917
     k: Floats,
     v: Floats,
     pages: Ints,
+    window: int,
     scale: float,
+    cap: float,
     out: Floats,
     parts: Floats,
 ) -> None:
@@ -121,9 +136,9 @@ def _few(  # noqa: PLR0917
     offsets = np.empty(TILE, np.int64)
     ahead = np.empty(TILE, np.int64)
     rest = min(TILE, kv_end - kv_begin)
-    _find(pages, kv_begin, rest, page_size, kv_heads * dim, ahead)
-    _prefetch(keys, ahead, 0, rest, kv_heads * dim)
-    _prefetch(values, ahead, 0, rest, kv_heads * dim)
+    find_rows(pages, kv_begin, rest, page_size, kv_heads * dim, ahead)
+    prefetch_rows(keys, ahead, 0, rest, kv_heads * dim)
+    prefetch_rows(values, ahead, 0, rest, kv_heads * dim)
     queries = np.empty(count * dim, np.float32)
     for i in range(count):
         query = q[i % each // group, (head + i // each) * group + i % group]
@@ -139,15 +154,21 @@ def _few(  # noqa: PLR0917
         offsets, ahead = ahead, offsets
         rest = min(TILE, kv_end - begin - TILE)
         if rest > 0:
-            _find(pages, begin + TILE, rest, page_size, kv_heads * dim, ahead)
+            find_rows(pages, begin + TILE, rest, page_size, kv_heads * dim, ahead)
         for j in range(0, width, LANES):
-            _prefetch(keys, ahead, j, min(rest, j + LANES), kv_heads * dim)
-            _prefetch(values, ahead, j, min(rest, j + LANES), kv_heads * dim)
+            prefetch_rows(keys, ahead, j, min(rest, j + LANES), kv_heads * dim)
+            prefetch_rows(values, ahead, j, min(rest, j + LANES), kv_heads * dim)
             for i in range(count):
                 shift = (head + i // each) * dim
                 dot_16(queries, i * dim, keys, offsets, j, shift, dim, scores, i * TILE + j)
+        if cap > 0:
+            for i in range(0, count * TILE, LANES):
+                cap_scores(scores, i, cap)
         for i in range(count):
-            seen = max(0, min(width, position + i % each // group + 1 - begin))
+            after = position + i % each // group + 1 - begin  # where what the row sees ends
+            for j in range(min(width, after - window)):
+                scores[i * TILE + j] = HIDDEN
+            seen = max(0, min(width, after))
             for j in range(seen, TILE):
                 scores[i * TILE + j] = HIDDEN
             factor = weigh_row(scores, i * TILE, top, total, i)
@@ -155,7 +176,7 @@ def _few(  # noqa: PLR0917
                 acc[i, d] *= factor
         for h in range(head_end - head):
             start = h * each
-            _add_product(
+            add_product(
                 each, scores, score_rows, start, 0, 1,
                 values, offsets, 0, (head + h) * dim, width, acc, start,
             )  # fmt: skip
@@ -171,7 +192,9 @@ def _many(  # noqa: PLR0917
     k: Floats,
     v: Floats,
     pages: Ints,
+    window: int,
     scale: float,
+    cap: float,
     out: Floats,
     parts: Floats,
 ) -> None:
@@ -180,11 +203,12 @@ def _many(  # noqa: PLR0917
     page_size, kv_heads, dim = k.shape[1:]
     group = q.shape[1] // kv_heads
     each = len(q) * group
-    columns = _whole(each)
-    width_v = _whole(dim)
+    columns = whole_vectors(each)
+    width_v = whole_vectors(dim)
     keys, all_values = k.reshape(-1), v.reshape(-1)
     queries = np.zeros((dim, columns), np.float32)
     scores = np.zeros((TILE, columns), np.float32)
+    flat_scores = scores.reshape(-1)
     values = np.zeros(TILE * width_v, np.float32)
     query_rows = np.arange(dim) * columns
     value_rows = np.arange(TILE) * width_v
@@ -200,45 +224,33 @@ def _many(  # noqa: PLR0917
         total = np.zeros(columns, np.float32)
         for begin in range(kv_begin, kv_end, TILE):
             width = min(TILE, kv_end - begin)
-            _find(pages, begin, width, page_size, kv_heads * dim, offsets)
+            find_rows(pages, begin, width, page_size, kv_heads * dim, offsets)
             scores[:] = 0
-            _add_product(
-                _round_up(width, ROWS), keys, offsets, 0, h * dim, 1,
+            add_product(
+                round_up(width, ROWS), keys, offsets, 0, h * dim, 1,
                 queries.reshape(-1), query_rows, 0, 0, dim, scores, 0,
             )  # fmt: skip
+            if cap > 0:
+                for i in range(0, width * columns, LANES):
+                    cap_scores(flat_scores, i, cap)
             if position < begin + width - 1:
                 for j in range(width):
                     hidden = min(each, max(0, (begin + j - position) * group))
                     scores[j, :hidden] = HIDDEN
+            if begin + window < position + len(q):
+                for j in range(width):
+                    first = max(0, (begin + j + window - position) * group)
+                    scores[j, first:each] = HIDDEN
             _weigh_columns(scores, width, top, total, acc)
             for j in range(width):
                 start = offsets[j] + h * dim
                 for d in range(dim):
                     values[j * width_v + d] = all_values[start + d]
-            _add_product(
-                columns, scores.reshape(-1), places, 0, 0, columns,
+            add_product(
+                columns, flat_scores, places, 0, 0, columns,
                 values, value_rows, 0, 0, width, acc, 0,
             )  # fmt: skip
         _finish(piece, h, group, acc[:each], top[:each], total[:each], out, parts)
-
-
-@compiled
-def _prefetch(array: Floats, rows: Words, first: int, end: int, row: int) -> None:
-    """Ask for rows that the next tile reads."""
-    for j in range(first, end):
-        for d in range(0, row, LANES):
-            prefetch(array, rows[j] + d)
-
-
-@compiled
-def _find(  # noqa: PLR0917
-    pages: Ints, begin: int, width: int, page_size: int, row: int, offsets: Words
-) -> None:
-    """Set where the rows of `width` positions start, the last one repeated to the tile's end."""
-    for j in range(TILE):
-        position = begin + min(j, width - 1)
-        page = np.int64(pages[position // page_size])
-        offsets[j] = (page * page_size + position % page_size) * row
 
 
 @compiled
@@ -261,40 +273,6 @@ def _weigh_columns(scores: Floats, width: int, tops: Floats, totals: Floats, acc
     for j in range(width):
         for i in range(0, columns, LANES):
             weigh_column(flat, j * columns + i, tops, i, totals)
-
-
-@compiled
-def _add_product(  # noqa: PLR0917
-    count: int,
-    a: Floats,
-    a_rows: Words,
-    a_row: int,
-    a_shift: int,
-    a_step: int,
-    b: Floats,
-    b_rows: Words,
-    b_row: int,
-    b_shift: int,
-    depth: int,
-    c: Floats,
-    c_row: int,
-) -> None:
-    """Add a product to `count` rows of c, of whole vectors each; see `multiply_add`."""
-    width = c.shape[1]
-    width = c.shape[1]
-    flat = c.reshape(-1)
-    first = 0
-    while first < width:  # columns outside: a block of b stays in the cache for all rows
-        vectors = BLOCK
-        while vectors * LANES > width - first:
-            vectors //= 2
-        for row in range(0, count, ROWS):
-            multiply_add(
-                min(ROWS, count - row), vectors, a, a_rows, a_row + row, a_shift, a_step,
-                b, b_rows, b_row, b_shift + first, depth,
-                flat, (c_row + row) * width + first, width,
-            )  # fmt: skip
-        first += vectors * LANES
 
 
 @compiled
@@ -323,13 +301,3 @@ def _finish(  # noqa: PLR0917
                 part[d] = acc[i, d]
             part[dim] = top[i]
             part[dim + 1] = total[i]
-
-
-@compiled
-def _round_up(number: int, to: int) -> int:
-    return -(-number // to) * to
-
-
-@compiled
-def _whole(number: int) -> int:
-    return _round_up(number, LANES)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from .backend import AttentionConfig
 from .batch import AttentionBatch
-from .paged import TILE, is_few
+from .paged import is_few
+from .tile import TILE
 
 VECTORS = 192
 """Query vectors of a KV head in a piece with many of them: enough to be bound by arithmetic."""
@@ -69,13 +70,13 @@ class Plan:
         return tasks
 
 
-def divide(batch: AttentionBatch, config: AttentionConfig) -> Plan:
-    """Cut a batch into pieces."""
+def divide(batch: AttentionBatch, config: AttentionConfig, window: int = 0) -> Plan:
+    """Cut a batch into pieces, for layers whose rows see `window` positions; 0 stands for all."""
     plan = Plan()
     group = config.num_heads // config.num_kv_heads
     for request, kv_len in enumerate(batch.kv_lens.tolist()):
         row, row_end = batch.qo_indptr[request : request + 2].tolist()
-        rows = _Rows(request, row, row_end, kv_len)
+        rows = _Rows(request, row, row_end, kv_len, window or kv_len)
         if row == row_end:
             continue
         if is_few((row_end - row) * group, config.head_dim):
@@ -87,16 +88,28 @@ def divide(batch: AttentionBatch, config: AttentionConfig) -> Plan:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a request, and the KV that the last of them sees."""
+    """Rows of a request, the positions up to the last of them, and how many of them a row sees."""
 
     request: int
     row: int
     row_end: int
-    seen: int
+    kv_end: int
+    window: int
+
+    @property
+    def position(self) -> int:
+        """Where the first row stands."""
+        return self.kv_end - (self.row_end - self.row)
+
+    @property
+    def kv_begin(self) -> int:
+        """The first position that the first row sees, and so any of them."""
+        return max(0, self.position + 1 - self.window)
 
     def part(self, first: int, end: int) -> _Rows:
         """The rows from `first` to `end`, which end sooner and see less."""
-        return _Rows(self.request, first, end, self.seen - (self.row_end - end))
+        kv_end = self.kv_end - (self.row_end - end)
+        return _Rows(self.request, first, end, kv_end, self.window)
 
 
 def _add_few(plan: Plan, rows: _Rows, config: AttentionConfig) -> None:
@@ -124,17 +137,17 @@ def _split(
     plan: Plan, rows: _Rows, heads: range, config: AttentionConfig, *, most: int, cost: float
 ) -> None:
     """Add the pieces of some rows and heads: nearly equal ranges of about `most` positions."""
-    splits = -(-rows.seen // max(most, TILE))
-    width = -(-rows.seen // (splits * TILE)) * TILE
-    splits = -(-rows.seen // width)
+    seen = rows.kv_end - rows.kv_begin
+    splits = -(-seen // max(most, TILE))
+    width = -(-seen // (splits * TILE)) * TILE
+    splits = -(-seen // width)
     place = (rows.row, rows.row_end, heads.start, heads.stop)
     count = (rows.row_end - rows.row) * len(heads) * (config.num_heads // config.num_kv_heads)
-    position = rows.seen - (rows.row_end - rows.row)
     if splits > 1:
         plan.merges.append((*place, plan.parts, splits))
-    for begin in range(0, rows.seen, width):
-        end = min(begin + width, rows.seen)
+    for begin in range(rows.kv_begin, rows.kv_end, width):
+        end = min(begin + width, rows.kv_end)
         part = plan.parts if splits > 1 else -1
-        plan.pieces.append((rows.request, *place, begin, end, position, part))
+        plan.pieces.append((rows.request, *place, begin, end, rows.position, part))
         plan.costs.append(cost * (end - begin))
         plan.parts += count if splits > 1 else 0

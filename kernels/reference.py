@@ -15,7 +15,10 @@ from .kv_cache import KVCache
 
 
 class ReferenceBackend:
-    """Softmax of scaled scores over the positions up to a row's own, one request after another."""
+    """Softmax of scaled, softly capped scores over the positions that a row sees.
+
+    Those are the last ones up to its own, as many as the layer's window says.
+    """
 
     name = "reference"
 
@@ -39,17 +42,26 @@ class ReferenceBackend:
             rows = slice(int(batch.qo_indptr[r]), int(batch.qo_indptr[r + 1]))
             k = kv.k(layer)[pages.long()].flatten(0, 1)[:kv_len]  # [m, K, D]
             v = kv.v(layer)[pages.long()].flatten(0, 1)[:kv_len]
-            out[rows] = self._attend(q[rows], k.to(q.dtype), v.to(q.dtype))
+            window = self.config.window(layer) or kv_len
+            out[rows] = self._attend(q[rows], k.to(q.dtype), v.to(q.dtype), window)
         return out
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of n rows [n, H, D] over m positions [m, K, D]."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        """Attention of n rows [n, H, D] over m positions [m, K, D], of which a row sees a window.
+
+        What no row sees is left out before any arithmetic, so that it may be anything.
+        """
         n, m = len(q), len(k)
+        first = max(0, m - n + 1 - window)
+        k, v = k[first:], v[first:]
         group = self.config.num_heads // self.config.num_kv_heads
         k = k.repeat_interleave(group, dim=1)  # [m, H, D]: query head h reads KV head h // group
         v = v.repeat_interleave(group, dim=1)
         scores = torch.einsum("nhd,mhd->hnm", q, k) * self.config.scale
-        positions = torch.arange(m - n, m)[:, None]  # of the rows
-        hidden = torch.arange(m)[None, :] > positions  # [n, m]
+        if self.config.soft_cap:
+            scores = self.config.soft_cap * torch.tanh(scores / self.config.soft_cap)
+        own = torch.arange(m - n, m)[:, None]  # the positions of the rows
+        seen = torch.arange(first, m)[None, :]
+        hidden = (seen > own) | (seen <= own - window)  # [n, m - first]
         weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
         return torch.einsum("hnm,mhd->nhd", weights, v)

@@ -10,7 +10,6 @@ check nothing, and keep NaN and infinity. This module knows neither pages nor at
 
 from __future__ import annotations
 
-import struct
 from itertools import product
 from typing import Any
 
@@ -20,8 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 16
-"""Floats in a vector."""
+from .emit import INT32, LANES, ZERO, Emit
 
 ROWS = 4
 """Rows of a block that `multiply_add` keeps in registers."""
@@ -31,108 +29,6 @@ BLOCK = 4 if get_host_cpu_features().get("avx512f", False) else 1
 
 WIDTHS = tuple(width for width in (1, 2, 4) if width <= BLOCK)
 """Vectors across that a block may have."""
-
-_FLOAT = ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, LANES)
-_INT32 = ir.IntType(32)
-_INTEGERS = ir.VectorType(_INT32, LANES)
-_ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
-
-# 2 ** x for x from -0.5 to 0.5, the highest power first; as in the Cephes library's exp2f.
-_EXP2 = (
-    1.535336188319500e-4,
-    1.339887440266574e-3,
-    9.618437357674640e-3,
-    5.550332471162809e-2,
-    2.402264791363012e-1,
-    6.931472028550421e-1,
-    1.0,
-)
-
-
-class _Emit:
-    """The few instructions that both loops are made of."""
-
-    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
-        self.builder = builder
-        self._context = context
-        self._types = signature.args
-        self._args = args
-        self._fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fma.v{LANES}f32"
-        )
-
-    def data(self, index: int) -> Any:
-        """Pointer to the elements of the array argument `index`."""
-        array = self._context.make_array(self._types[index])
-        return array(self._context, self.builder, self._args[index]).data
-
-    def at(self, base: Any, *offsets: Any) -> Any:
-        """Pointer to the element behind the sum of `offsets`."""
-        total = offsets[0]
-        for offset in offsets[1:]:
-            total = self.builder.add(total, offset)
-        return self.builder.gep(base, [total])
-
-    def load(self, pointer: Any) -> Any:
-        """The vector that starts at the float `pointer`."""
-        pointer = self.builder.bitcast(pointer, _VECTOR.as_pointer())
-        return self.builder.load(pointer, align=4)
-
-    def store(self, vector: Any, pointer: Any) -> None:
-        """Write the vector that starts at the float `pointer`."""
-        pointer = self.builder.bitcast(pointer, _VECTOR.as_pointer())
-        self.builder.store(vector, pointer, align=4)
-
-    def splat(self, number: Any) -> Any:
-        """A vector of the same number."""
-        first = self.builder.insert_element(
-            ir.Constant(_VECTOR, ir.Undefined), number, ir.Constant(_INT32, 0)
-        )
-        return self.shuffle(first, first, [0] * LANES)
-
-    def shuffle(self, first: Any, second: Any, lanes: list[int]) -> Any:
-        """Pick lanes of two vectors; those of the second are counted from LANES on."""
-        mask = ir.Constant(ir.VectorType(_INT32, len(lanes)), lanes)
-        return self.builder.shuffle_vector(first, second, mask)
-
-    def constant(self, number: float) -> Any:
-        """A vector of a number known now, rounded to float32."""
-        (rounded,) = struct.unpack("f", struct.pack("f", number))
-        return ir.Constant(_VECTOR, [rounded] * LANES)
-
-    def integer(self, number: int) -> Any:
-        """A vector of a whole number known now."""
-        return ir.Constant(_INTEGERS, [number] * LANES)
-
-    def most(self, a: Any, b: Any) -> Any:
-        """The greater of a and b, lane by lane; b where a is NaN."""
-        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
-
-    def exp2(self, exponent: Any) -> Any:
-        """2 ** exponent for exponents up to 0; 0 below -126. The error is below 2e-7 of it."""
-        builder = self.builder
-        # Adding 1.5 * 2 ** 23 leaves the nearest whole number in the lowest bits.
-        shifted = builder.fadd(exponent, self.constant(12582912.0))
-        rest = builder.fsub(exponent, builder.fsub(shifted, self.constant(12582912.0)))
-        power = self.constant(_EXP2[0])
-        for factor in _EXP2[1:]:
-            power = self.fma(power, rest, self.constant(factor))
-        biased = builder.add(builder.bitcast(shifted, _INTEGERS), self.integer(127))
-        scale = builder.bitcast(builder.shl(biased, self.integer(23)), _VECTOR)
-        tiny = builder.fcmp_ordered("<", exponent, self.constant(-126.0))
-        return builder.select(tiny, _ZERO, builder.fmul(power, scale))
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        """A * b + c."""
-        return self.builder.call(self._fma, [a, b, c])
-
-    def registers(self, values: list[Any]) -> list[Any]:
-        """Variables that LLVM keeps in registers."""
-        variables = [cgutils.alloca_once(self.builder, _VECTOR) for _ in values]
-        for variable, value in zip(variables, values, strict=True):
-            self.builder.store(value, variable)
-        return variables
 
 
 @intrinsic
@@ -169,7 +65,7 @@ def multiply_add(
     )  # fmt: skip
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = _Emit(context, builder, signature, args)
+        emit = Emit(context, builder, signature, args)
         rows, vectors = args[:2]
         for height, width in product(range(1, ROWS + 1), WIDTHS):
             is_rows = builder.icmp_signed("==", rows, ir.Constant(rows.type, height))
@@ -181,7 +77,7 @@ def multiply_add(
     return signature, generate
 
 
-def _multiply_add_block(emit: _Emit, args: Any, height: int, width: int) -> None:
+def _multiply_add_block(emit: Emit, args: Any, height: int, width: int) -> None:
     """Emit `multiply_add` for a block of `height` rows and `width` vectors."""
     builder = emit.builder
     a, a_rows, b, b_rows, c = (emit.data(i) for i in (2, 3, 7, 8, 12))
@@ -237,7 +133,7 @@ def dot_16(
     signature = types.void(a, intp, b, b_rows, intp, intp, intp, c, intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = _Emit(context, builder, signature, args)
+        emit = Emit(context, builder, signature, args)
         a, b, b_rows, c = (emit.data(i) for i in (0, 2, 3, 7))
         a_start, b_row, b_shift, depth, c_start = args[1], args[4], args[5], args[6], args[8]
         word = depth.type
@@ -245,7 +141,7 @@ def dot_16(
             emit.at(b, builder.load(emit.at(b_rows, b_row, ir.Constant(word, j))), b_shift)
             for j in range(LANES)
         ]
-        sums = emit.registers([_ZERO] * LANES)
+        sums = emit.registers([ZERO] * LANES)
         count = builder.udiv(depth, ir.Constant(word, LANES))
         with cgutils.for_range(builder, count) as loop:
             k = builder.mul(loop.index, ir.Constant(word, LANES))
@@ -268,6 +164,26 @@ def dot_16(
 
 
 @intrinsic
+def cap_scores(typing_context: Any, scores: Any, start: Any, cap: Any):
+    """Cap 16 scores softly.
+
+        scores[start + j] = cap * tanh(scores[start + j])
+
+    `scores` are flat float32.
+    """
+    signature = types.void(scores, types.intp, types.float32)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit = Emit(context, builder, signature, args)
+        target = emit.at(emit.data(0), args[1])
+        capped = builder.fmul(emit.splat(args[2]), emit.tanh(emit.load(target)))
+        emit.store(capped, target)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
 def weigh_column(typing_context: Any, scores: Any, start: Any, tops: Any, top: Any, totals: Any):
     """Turn 16 scores into weights, and add each to a sum of its own.
 
@@ -280,7 +196,7 @@ def weigh_column(typing_context: Any, scores: Any, start: Any, tops: Any, top: A
     signature = types.void(scores, intp, tops, intp, totals)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = _Emit(context, builder, signature, args)
+        emit = Emit(context, builder, signature, args)
         target = emit.at(emit.data(0), args[1])
         tops = emit.load(emit.at(emit.data(2), args[3]))
         weight = emit.exp2(builder.fsub(emit.load(target), tops))
@@ -310,7 +226,7 @@ def weigh_row(typing_context: Any, scores: Any, start: Any, tops: Any, totals: A
     signature = types.float32(scores, intp, tops, totals, intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = _Emit(context, builder, signature, args)
+        emit = Emit(context, builder, signature, args)
         word = args[1].type
         targets = [
             emit.at(emit.data(0), args[1], ir.Constant(word, j)) for j in range(0, 64, LANES)
@@ -334,7 +250,7 @@ def weigh_row(typing_context: Any, scores: Any, start: Any, tops: Any, totals: A
         for weight, target in zip(weights, targets, strict=True):
             emit.store(weight, target)
         sums = emit.fma(emit.splat(builder.load(total)), factor, sums)
-        first = ir.Constant(_INT32, 0)
+        first = ir.Constant(INT32, 0)
         builder.store(builder.extract_element(most, first), top)
         builder.store(builder.extract_element(sums, first), total)
         return builder.extract_element(factor, first)
@@ -348,12 +264,12 @@ def prefetch(typing_context: Any, array: Any, start: Any):
     signature = types.void(array, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = _Emit(context, builder, signature, args)
+        emit = Emit(context, builder, signature, args)
         pointer = builder.bitcast(emit.at(emit.data(0), args[1]), cgutils.voidptr_t)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _INT32, _INT32, _INT32])
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, INT32, INT32, INT32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         read, near, data = 0, 3, 1
-        builder.call(function, [pointer, *(ir.Constant(_INT32, x) for x in (read, near, data))])
+        builder.call(function, [pointer, *(ir.Constant(INT32, x) for x in (read, near, data))])
         return context.get_dummy_value()
 
     return signature, generate

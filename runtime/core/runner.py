@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boughs.kernels.backend import AttentionConfig, make_backend
+from boughs.kernels.backend import make_backend
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.kv_cache import KVCache
 from boughs.lang.errors import InvalidRequest
 from boughs.runtime.config import EngineConfig, parse_bytes
 from boughs.runtime.core.step import Step, Work
-from boughs.runtime.models.llama import load_model
+from boughs.runtime.models.load import load_model
 
 DTYPES = {"float32": torch.float32}
 KV_SHARE = 0.4
@@ -58,17 +58,11 @@ class ModelRunner:
         threads = config.threads or len(os.sched_getaffinity(0))
         torch.set_num_threads(threads)
         dtype = DTYPES[config.dtype]
-        self.model = load_model(folder, dtype)
+        self.model = load_model(folder, dtype, config.context_length)
         model = self.model.config
         self.vocab_size = model.vocab_size
         self.eos_token_ids = tuple(model.eos_token_ids)
-        self.context_length = min(config.context_length or model.max_position, model.max_position)
-        if config.context_length is not None and config.context_length > model.max_position:
-            raise InvalidRequest(
-                f"context_length: {config.context_length} is more than the model's own "
-                f"{model.max_position}",
-                "context_length",
-            )
+        self.context_length = model.context_length
         self.page_size = config.page_size
         per_page = KVCache.bytes_per_page(
             model.num_layers, config.page_size, model.num_kv_heads, model.head_dim, dtype
@@ -89,14 +83,7 @@ class ModelRunner:
             dtype,
         )
         self.attention = make_backend(
-            config.attention_backend,
-            AttentionConfig(
-                num_heads=model.num_heads,
-                num_kv_heads=model.num_kv_heads,
-                head_dim=model.head_dim,
-                page_size=config.page_size,
-            ),
-            threads=threads,
+            config.attention_backend, model.attention(config.page_size), threads=threads
         )
         self.attention_name = self.attention.name
 

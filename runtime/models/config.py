@@ -1,26 +1,24 @@
-"""What a model's forward pass must know of its `config.json`, as plain numbers.
+"""What a model's `config.json` says, as far as more than the model's own file needs it.
 
-transformers reads the file, with its defaults for every architecture; what we lack is refused
-here, by name, before a weight is read. This module knows nothing of weights or of GGUF.
+transformers reads the file, with its defaults for every architecture; what we lack is refused by
+name before a weight is read. This module knows nothing of weights or of GGUF.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from boughs.kernels.backend import AttentionConfig
 from boughs.lang.errors import InvalidRequest, NotFound, Unsupported
-
-from .rope import frequencies
-
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder of the Llama family.
+    """The shape of a decoder.
 
     Attributes:
         architecture: As transformers names it.
@@ -29,15 +27,17 @@ class ModelConfig:
         num_layers: Layers.
         num_heads: Query heads.
         num_kv_heads: Key and value heads; divides `num_heads`.
-        head_dim: Width of a head; even.
-        intermediate_size: Width of the MLP.
-        rms_norm_eps: Added to the mean square in every norm.
-        rope_frequencies: Radians per position, one per pair of a head's rows, after scaling.
-        max_position: The longest context, in tokens.
+        head_dim: Width of a head.
+        attention_scale: What scores are multiplied by.
+        soft_cap: Of the scores, as `AttentionConfig` has it; 0 where there is none.
+        windows: Of each layer, how many positions a token sees; 0 stands for all.
+        max_position: The longest context that the model was made for, in tokens.
+        context_length: The longest that it is used with; at most `max_position`.
         tie_word_embeddings: Whether the output matrix is the embedding.
-        qkv_bias, output_bias, mlp_bias: Whether these projections have a bias.
         eos_token_ids: Tokens that end an answer.
         bos_token_id: The token that begins a text, where there is one.
+        details: The config as transformers reads it, for what one architecture alone has; of a
+            model that takes images too, the part about text.
     """
 
     architecture: str
@@ -47,68 +47,87 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    rope_frequencies: tuple[float, ...]
+    attention_scale: float
+    soft_cap: float
+    windows: tuple[int, ...]
     max_position: int
+    context_length: int
     tie_word_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    details: Any = field(repr=False)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ModelConfig:
+    def from_folder(
+        cls, folder: Path, architectures: Sequence[str], context_length: int | None = None
+    ) -> ModelConfig:
         """Read `config.json` and `generation_config.json` of a model's folder.
+
+        Args:
+            folder: The folder.
+            architectures: Those that there are.
+            context_length: The longest that the model will be used with; default its longest.
 
         Raises:
             NotFound: There is no `config.json`.
             Unsupported: An architecture or a feature that we do not have; names those we have.
+            InvalidRequest: The file cannot be read, or the context is longer than the model's.
         """
         raw = _read_json(folder / "config.json")
         if raw is None:
             raise NotFound(f"{folder} is no model: it has no config.json")
-        architecture = _architecture(raw)
-        config = _transformers_config(folder)
-        _refuse_unknown(config, raw)
+        architecture = _architecture(raw, architectures)
+        config = _transformers_config(folder).get_text_config()
+        _refuse_unknown(raw)
         generation = _read_json(folder / "generation_config.json") or {}
-        head_dim = getattr(config, "head_dim", None) or (
-            config.hidden_size // config.num_attention_heads
-        )
-        # Llama has one switch for all four projections, Qwen2 always biases q, k and v.
-        bias = bool(getattr(config, "attention_bias", False))
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        max_position = _max_position(config)
+        context = _context_length(context_length, max_position)
         return cls(
             architecture=architecture,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             num_layers=config.num_hidden_layers,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
+            num_heads=heads,
+            num_kv_heads=_kv_heads(config),
             head_dim=head_dim,
-            intermediate_size=config.intermediate_size,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_frequencies=tuple(frequencies(config.rope_parameters, head_dim).tolist()),
-            max_position=_context(config),
+            attention_scale=_scale(config, head_dim),
+            soft_cap=getattr(config, "attn_logit_softcapping", None) or 0.0,
+            windows=_windows(config, context),
+            max_position=max_position,
+            context_length=context,
             tie_word_embeddings=bool(config.tie_word_embeddings),
-            qkv_bias=bias or architecture == "Qwen2ForCausalLM",
-            output_bias=bias,
-            mlp_bias=bool(getattr(config, "mlp_bias", False)),
             eos_token_ids=_ids(generation.get("eos_token_id", config.eos_token_id)),
             bos_token_id=config.bos_token_id,
+            details=config,
+        )
+
+    def attention(self, page_size: int) -> AttentionConfig:
+        """What an attention backend must know, for pages of so many tokens."""
+        return AttentionConfig(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            page_size=page_size,
+            scale=self.attention_scale,
+            soft_cap=self.soft_cap,
+            windows=self.windows,
         )
 
 
-def _architecture(raw: dict[str, Any]) -> str:
+def _architecture(raw: dict[str, Any], architectures: Sequence[str]) -> str:
     """The architecture that a `config.json` names, if we have it."""
     names = raw.get("architectures") or []
     if not names:
         # Files made by hand name the model type only.
-        by_type = {name.removesuffix("ForCausalLM").lower(): name for name in ARCHITECTURES}
-        names = [by_type.get(raw.get("model_type", ""), raw.get("model_type"))]
-    if names[0] not in ARCHITECTURES:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        kind = raw.get("model_type")
+        names = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, kind)]
+    if names[0] not in architectures:
         raise Unsupported(
-            f"the architecture {names[0]} is not supported; there are {', '.join(ARCHITECTURES)}",
+            f"the architecture {names[0]} is not supported; there are {', '.join(architectures)}",
             "model_path",
         )
     return str(names[0])
@@ -125,31 +144,62 @@ def _transformers_config(folder: Path) -> Any:
         ) from error
 
 
-def _refuse_unknown(config: Any, raw: dict[str, Any]) -> None:
+def _refuse_unknown(raw: dict[str, Any]) -> None:
     if raw.get("quantization_config") is not None:
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise Unsupported(f"weights quantized by {method} are not supported", "model_path")
-    if config.hidden_act != "silu":
-        raise Unsupported(f"the activation {config.hidden_act} is not supported", "model_path")
-    if config.num_attention_heads % config.num_key_value_heads:
+
+
+def _kv_heads(config: Any) -> int:
+    heads = int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    if heads % kv_heads:
         raise InvalidRequest(
-            f"config.json: {config.num_attention_heads} heads cannot be shared out among "
-            f"{config.num_key_value_heads} KV heads",
+            f"config.json: {heads} heads cannot be shared out among {kv_heads} KV heads",
             "model_path",
         )
+    return kv_heads
 
 
-def _context(config: Any) -> int:
-    """The longest context whose attention is full.
+def _scale(config: Any, head_dim: int) -> float:
+    if not getattr(config, "scale_attn_weights", True):  # of GPT-2
+        return 1.0
+    # Gemma says which width counts, its head's or another.
+    return float(getattr(config, "query_pre_attn_scalar", head_dim) ** -0.5)
 
-    A model with a sliding window attends to everything as long as the context fits the window, so
-    that is where its context ends here.
-    """
-    window = getattr(config, "sliding_window", None)
-    layers = getattr(config, "layer_types", None)
-    longest = config.max_position_embeddings
-    slides = window is not None and (layers is None or "sliding_attention" in layers)
-    return int(min(longest, window) if slides else longest)
+
+def _max_position(config: Any) -> int:
+    """The longest context: YaRN's says how much longer than the original it is."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    longest = int(config.max_position_embeddings)
+    if rope.get("rope_type") == "yarn" and rope.get("factor"):
+        longest = max(longest, int(rope["original_max_position_embeddings"] * rope["factor"]))
+    return longest
+
+
+def _context_length(asked: int | None, max_position: int) -> int:
+    if asked is not None and asked > max_position:
+        raise InvalidRequest(
+            f"context_length: {asked} is more than the model's own {max_position}",
+            "context_length",
+        )
+    return asked or max_position
+
+
+def _windows(config: Any, context: int) -> tuple[int, ...]:
+    """The window of each layer; one that no context leaves is none."""
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None) or 0
+    if kinds is None:
+        kinds = ["sliding_attention"] * config.num_hidden_layers
+    known = {"full_attention": 0, "sliding_attention": window if window < context else 0}
+    for kind in kinds:
+        if kind not in known:
+            raise Unsupported(
+                f"layers of kind {kind} are not supported; there are {', '.join(known)}",
+                "model_path",
+            )
+    return tuple(known[kind] for kind in kinds)
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:

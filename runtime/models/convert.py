@@ -11,7 +11,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .gguf import GgufFile
+from .gguf_config import config, generation_config
+from .gguf_tensors import tensors
 from .progress import Report
 
 WEIGHTS = "model.safetensors"
@@ -21,15 +25,15 @@ def write_description(file: GgufFile, folder: Path) -> None:
     """Write config, generation config, tokenizer and chat template of `file` into `folder`."""
     from .gguf_tokenizer import build_tokenizer
 
+    _write_configs(file, folder)
     tokenizer, settings = build_tokenizer(file)
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", settings)
-    _write_configs(file, folder)
 
 
 def weights_size(file: GgufFile) -> int:
     """The bytes that the float32 weights take."""
-    return sum(4 * math.prod(shape) for _, shape, _ in file.tensors())
+    return sum(4 * math.prod(shape) for _, shape, _ in tensors(file))
 
 
 def write_weights(file: GgufFile, folder: Path, progress: Report) -> None:
@@ -39,24 +43,24 @@ def write_weights(file: GgufFile, folder: Path, progress: Report) -> None:
     (8 bytes, little endian), the header, and the tensors' bytes one behind another.
     """
     _write_configs(file, folder)
-    tensors = list(file.tensors())
+    entries = list(tensors(file))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape, _ in tensors:
+    for name, shape, _ in entries:
         start, end = end, end + 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with (folder / WEIGHTS).open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for name, _, load in tensors:
-            out.write(load().data)
+        for name, _, load in entries:
+            out.write(np.ascontiguousarray(load()).data)
             progress("converting to float32", header[name]["data_offsets"][1] / end)
 
 
 def _write_configs(file: GgufFile, folder: Path) -> None:
-    _write_json(folder / "config.json", file.config())
-    _write_json(folder / "generation_config.json", file.generation_config())
+    _write_json(folder / "config.json", config(file))
+    _write_json(folder / "generation_config.json", generation_config(file))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,72 +1,63 @@
-"""Llama, and the models that compute as it does: Mistral, Qwen2.
+"""Llama, and the models that compute as it does: Mistral, Qwen2, Qwen3, Phi-3, Mixtral, Qwen3-MoE.
 
-The forward pass over a batch of T tokens of any requests. Shapes are in comments: T tokens,
-R rows, H query heads, K KV heads, D head width. Which pages a token reads is known to the
-attention backend alone, which has been given its plan before; this module knows no request.
+The forward pass over a batch of T tokens of any requests. This module knows no request.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, linear
 
 from boughs.kernels.backend import AttentionBackend
 from boughs.kernels.kv_cache import KVCache
 
+from .attention import Attention, Pages, take_attention
 from .config import ModelConfig
-from .store import weights
+from .mlp import GatedMlp, activation
+from .moe import MIXTRAL, QWEN3, ExpertNames, SparseMlp, take_sparse_mlp
+from .norm import RmsNorm
+from .rope import make_rope
 from .tensors import TensorFiles
 
 
-class Model(Protocol):
-    """A decoder that keeps its keys and values in pages."""
+@dataclass(frozen=True)
+class Traits:
+    """What sets an architecture of the family apart, and its config does not say.
 
-    config: ModelConfig
+    Attributes:
+        qkv_bias: Queries, keys and values have a bias.
+        head_norm: Queries and keys are normed.
+        fused: Its files hold queries, keys and values as one matrix, and gate and up as one.
+        experts: Where its files keep experts, if it has them.
+    """
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        kv: KVCache,
-        attention: AttentionBackend,
-    ) -> Tensor:
-        """Compute T tokens and write their keys and values into the cache.
+    qkv_bias: bool = False
+    head_norm: bool = False
+    fused: bool = False
+    experts: ExpertNames | None = None
 
-        Args:
-            input_ids: int64 [T].
-            positions: int64 [T], of each token in its request.
-            slots: int64 [T], the row of the cache that each token's keys and values go to.
-            kv: The cache.
-            attention: Has been planned for exactly these tokens.
 
-        Returns:
-            [T, hidden]: hidden states after the last norm.
-        """
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [R, vocab] of hidden states [R, hidden]."""
+FAMILY = {
+    "LlamaForCausalLM": Traits(),
+    "MistralForCausalLM": Traits(),
+    "Qwen2ForCausalLM": Traits(qkv_bias=True),
+    "Qwen3ForCausalLM": Traits(head_norm=True),
+    "Phi3ForCausalLM": Traits(fused=True),
+    "MixtralForCausalLM": Traits(experts=MIXTRAL),
+    "Qwen3MoeForCausalLM": Traits(head_norm=True, experts=QWEN3),
+}
+"""The architectures, under transformers' names."""
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """The weights of one layer. What reads the same input is one matrix."""
-
-    input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(H + 2 K) D, hidden]
-    qkv_bias: Tensor | None
-    output: Tensor  # [hidden, H D]
-    output_bias: Tensor | None
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 intermediate, hidden]
-    gate_up_bias: Tensor | None
-    down: Tensor  # [hidden, intermediate]
-    down_bias: Tensor | None
+    input_norm: RmsNorm
+    attention: Attention
+    mlp_norm: RmsNorm
+    mlp: GatedMlp | SparseMlp
 
 
 class Llama:
@@ -75,22 +66,27 @@ class Llama:
     Args:
         config: Its shape.
         files: Its tensors, which must be those of `config`.
-        dtype: Of weights and activations.
 
     Raises:
-        InvalidRequest: The files do not fit the config.
+        Unsupported: A feature that we do not have.
     """
 
-    def __init__(self, config: ModelConfig, files: TensorFiles, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, files: TensorFiles) -> None:
         self.config = config
-        files.check(_shapes(config), _ignored(config))
-        self._embedding = files.load("model.embed_tokens.weight", dtype)  # [vocab, hidden]
-        self._layers = [_load_layer(config, files, i, dtype) for i in range(config.num_layers)]
-        self._norm = files.load("model.norm.weight", dtype)  # [hidden]
-        self._head = (  # [vocab, hidden]
-            self._embedding if config.tie_word_embeddings else files.load("lm_head.weight", dtype)
+        details, vocab, hidden = config.details, config.vocab_size, config.hidden_size
+        self._rope = make_rope(
+            details.rope_parameters, config.head_dim, config.max_position, config.context_length
         )
-        self._frequencies = torch.tensor(config.rope_frequencies)  # float32 [D / 2]
+        self._embedding = files.take("model.embed_tokens.weight", vocab, hidden)
+        self._layers = [_take_layer(config, files, index) for index in range(config.num_layers)]
+        self._norm = _take_norm(config, files, "model.norm")
+        self._head = (
+            self._embedding
+            if config.tie_word_embeddings
+            else files.take("lm_head.weight", vocab, hidden)
+        )
+        files.ignore(r"lm_head\.weight")  # of a tied model
+        files.ignore(r".*\.rotary_emb\.inv_freq")  # old tables
 
     @torch.inference_mode()
     def forward(
@@ -103,119 +99,68 @@ class Llama:
     ) -> Tensor:
         """Compute T tokens; see `Model.forward`."""
         x = embedding(input_ids, self._embedding)  # [T, hidden]
-        angles = positions[:, None].float() * self._frequencies  # [T, D / 2]
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        for index, layer in enumerate(self._layers):
-            normed = self._rms_norm(x, layer.input_norm)
-            q, k, v = self._project(normed, layer, cos, sin)
-            kv.write(index, slots, k, v)
-            mixed = attention.run(index, q, kv)  # [T, H, D]
-            x = x + linear(mixed.flatten(1), layer.output, layer.output_bias)
-            x = x + _mlp(self._rms_norm(x, layer.mlp_norm), layer)
-        return self._rms_norm(x, self._norm)
+        angles = self._rope.angles(positions, x.dtype)
+        pages = Pages(kv, slots, attention)
+        for layer in self._layers:
+            x = x + layer.attention(layer.input_norm(x), angles, pages)
+            x = x + layer.mlp(layer.mlp_norm(x))
+        return self._norm(x)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [R, vocab] of hidden states [R, hidden]."""
         return linear(hidden, self._head).float()
 
-    def _project(
-        self, x: Tensor, layer: _Layer, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [T, H, D], keys and values [T, K, D]; queries and keys are rotated."""
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        both = linear(x, layer.qkv, layer.qkv_bias)
-        both = both.view(len(x), heads + 2 * kv_heads, self.config.head_dim)
-        rotated = _rotate(both[:, : heads + kv_heads], cos, sin)
-        return rotated[:, :heads], rotated[:, heads:], both[:, heads + kv_heads :]
 
-    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+def _take_norm(config: ModelConfig, files: TensorFiles, name: str) -> RmsNorm:
+    weight = files.take(f"{name}.weight", config.hidden_size)
+    return RmsNorm(weight, config.details.rms_norm_eps)
 
 
-def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Model:
-    """The model in `folder`, which `store.resolve` gave.
-
-    Raises:
-        NotFound: There is no config, or there are no weights.
-        Unsupported: An architecture or a feature that we do not have.
-        InvalidRequest: The weights do not fit the config.
-    """
-    config = ModelConfig.from_folder(folder)
-    return Llama(config, TensorFiles(weights(folder)), dtype)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn row i and row i + D / 2 of every head [T, heads, D] by the angles [T, D / 2]."""
-    cos, sin = cos[:, None], sin[:, None]  # [T, 1, D / 2]
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def _mlp(x: Tensor, layer: _Layer) -> Tensor:
-    gate, up = linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-    return linear(silu(gate) * up, layer.down, layer.down_bias)
-
-
-def _load_layer(config: ModelConfig, files: TensorFiles, index: int, dtype: torch.dtype) -> _Layer:
-    prefix = f"model.layers.{index}"
-
-    def weight(*names: str) -> Tensor:
-        parts = [files.load(f"{prefix}.{name}.weight", dtype) for name in names]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def bias(present: bool, *names: str) -> Tensor | None:
-        if not present:
-            return None
-        return torch.cat([files.load(f"{prefix}.{name}.bias", dtype) for name in names])
-
-    qkv = [f"self_attn.{kind}_proj" for kind in "qkv"]
-    gate_up = ["mlp.gate_proj", "mlp.up_proj"]
+def _take_layer(config: ModelConfig, files: TensorFiles, index: int) -> _Layer:
+    prefix, traits = f"model.layers.{index}", FAMILY[config.architecture]
+    # One switch for all four projections, where a config has it.
+    biased = bool(getattr(config.details, "attention_bias", False))
     return _Layer(
-        input_norm=weight("input_layernorm"),
-        qkv=weight(*qkv),
-        qkv_bias=bias(config.qkv_bias, *qkv),
-        output=weight("self_attn.o_proj"),
-        output_bias=bias(config.output_bias, "self_attn.o_proj"),
-        mlp_norm=weight("post_attention_layernorm"),
-        gate_up=weight(*gate_up),
-        gate_up_bias=bias(config.mlp_bias, *gate_up),
-        down=weight("mlp.down_proj"),
-        down_bias=bias(config.mlp_bias, "mlp.down_proj"),
+        input_norm=_take_norm(config, files, f"{prefix}.input_layernorm"),
+        attention=take_attention(
+            config,
+            files,
+            f"{prefix}.self_attn",
+            index,
+            eps=config.details.rms_norm_eps,
+            qkv_bias=biased or traits.qkv_bias,
+            output_bias=biased,
+            head_norm=traits.head_norm,
+            fused=traits.fused,
+        ),
+        mlp_norm=_take_norm(config, files, f"{prefix}.post_attention_layernorm"),
+        mlp=(
+            take_sparse_mlp(traits.experts, config, files, prefix)
+            if traits.experts and _has_experts(config, index)
+            else _take_mlp(config, files, f"{prefix}.mlp", fused=traits.fused)
+        ),
     )
 
 
-def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model, under transformers' names."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    matrices = {
-        "self_attn.q_proj": (q_rows, hidden, config.qkv_bias),
-        "self_attn.k_proj": (kv_rows, hidden, config.qkv_bias),
-        "self_attn.v_proj": (kv_rows, hidden, config.qkv_bias),
-        "self_attn.o_proj": (hidden, q_rows, config.output_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
-    for index in range(config.num_layers):
-        prefix = f"model.layers.{index}"
-        shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
-        for name, (rows, columns, biased) in matrices.items():
-            shapes[f"{prefix}.{name}.weight"] = (rows, columns)
-            if biased:
-                shapes[f"{prefix}.{name}.bias"] = (rows,)
-    return shapes
+def _has_experts(config: ModelConfig, layer: int) -> bool:
+    """Whether a layer of a model with experts has them: some of Qwen3-MoE's may not."""
+    dense = getattr(config.details, "mlp_only_layers", None) or ()
+    every = getattr(config.details, "decoder_sparse_step", 1)
+    return layer not in dense and (layer + 1) % every == 0
 
 
-def _ignored(config: ModelConfig) -> list[str]:
-    """Tensors that some checkpoints hold and no model reads: old tables of rope, a tied head."""
-    tables = [f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.num_layers)]
-    return [*tables, "lm_head.weight"]
+def _take_mlp(config: ModelConfig, files: TensorFiles, prefix: str, *, fused: bool) -> GatedMlp:
+    hidden, inner = config.hidden_size, int(config.details.intermediate_size)
+    names = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
+    rows = 2 * inner // len(names)
+    biased = bool(getattr(config.details, "mlp_bias", False))
+    gate_up = [files.take(f"{prefix}.{name}.weight", rows, hidden) for name in names]
+    bias = [files.take(f"{prefix}.{name}.bias", rows) for name in names if biased]
+    return GatedMlp(
+        act=activation(config.details.hidden_act),
+        gate_up=gate_up[0] if fused else torch.cat(gate_up),
+        down=files.take(f"{prefix}.down_proj.weight", hidden, inner),
+        gate_up_bias=torch.cat(bias) if biased else None,
+        down_bias=files.take(f"{prefix}.down_proj.bias", hidden) if biased else None,
+    )

@@ -7,7 +7,7 @@ what a tensor is for.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,59 +22,77 @@ _SHOWN = 5
 
 
 class TensorFiles:
-    """All tensors of a model.
+    """All tensors of a model, of which it takes one after another as it is made.
+
+    A model is made twice: first from files that are not read, so that `finish` names all that does
+    not fit before any time is spent, then in earnest.
 
     Args:
         folder: Holds `model.safetensors`, or shards with their index.
+        dtype: Of the tensors that are given out.
+        read: Whether tensors have values; without, they have shapes only (torch's `meta` device).
 
     Raises:
         NotFound: There are none, or a shard is missing.
         InvalidRequest: A file is cut short or no safetensors.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, *, read: bool) -> None:
         self.folder = folder
+        self.dtype = dtype
+        self._read = read
         self._files: dict[str, Any] = {}
         for path in _shards(folder):
             file = _open(path)
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 self._files[name] = file
+        self._left = set(self._files)
+        self._missing: list[str] = []
+        self._wrong: list[str] = []
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
-        """Hold the files against what a model needs.
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
 
-        Args:
-            shapes: The shape of every tensor that the model has.
-            ignored: Names that may be there and are not read.
+    def take(self, name: str, *shape: int) -> Tensor:
+        """One tensor. It stays a view of the mapped file where the file has this dtype.
+
+        Where nothing is read, one that is missing or of another shape is noted for `finish`.
+        """
+        if self._read:
+            tensor: Tensor = self._files[name].get_tensor(name)
+            assert tensor.shape == shape, "a model takes what it took when nothing was read"
+            return tensor.to(self.dtype)
+        if name in self._files:
+            self._left.discard(name)
+            found = tuple(self._files[name].get_slice(name).get_shape())
+            if found != shape:
+                self._wrong.append(f"{name} is {list(found)} and not {list(shape)}")
+        else:
+            self._missing.append(name)
+        return torch.empty(shape, dtype=self.dtype, device="meta")
+
+    def ignore(self, pattern: str) -> None:
+        """Let there be tensors that are not read, whose whole names match a regular expression."""
+        self._left = {name for name in self._left if not re.fullmatch(pattern, name)}
+
+    def finish(self) -> None:
+        """Hold what was taken against what is there.
 
         Raises:
             InvalidRequest: Names the tensors that are missing, too many, or of another shape.
         """
-        missing = [name for name in shapes if name not in self._files]
-        extra = sorted(self._files.keys() - shapes.keys() - set(ignored))
-        wrong = []
-        for name, shape in shapes.items():
-            if name in self._files:
-                found = tuple(self._files[name].get_slice(name).get_shape())
-                if found != shape:
-                    wrong.append(f"{name} is {list(found)} and not {list(shape)}")
         faults = [
             f"{what}: {', '.join(names[:_SHOWN])}"
             + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
             for what, names in (
-                ("missing", missing),
-                ("not of this model", extra),
-                ("of another shape than config.json says", wrong),
+                ("missing", self._missing),
+                ("not of this model", sorted(self._left)),
+                ("of another shape than config.json says", self._wrong),
             )
             if names
         ]
         if faults:
             raise InvalidRequest(f"the tensors in {self.folder}: {'; '.join(faults)}", "model_path")
-
-    def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """One tensor. It stays a view of the mapped file where the file has this dtype."""
-        tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor.to(dtype)
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -1,9 +1,12 @@
 """Every attention backend against a naive one, and `cpu` against `reference` in float64.
 
-The cache holds NaN wherever no request has a row, so that a row read too many shows.
+The cache holds NaN wherever no request has a row, and where the window hides a row from all that
+ask, so that a row read too many shows.
 """
 
+import itertools
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,16 +18,25 @@ from boughs.kernels.backend import AttentionConfig, make_backend
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.kv_cache import KVCache
 
-LAYERS = 2
+LAYERS, LAYER = 2, 1
 TOLERANCE = 4e-6  # of float32 sums of some hundred terms of size 1
 
 
 class Case:
     """A batch of requests, with their rows in a cache that is NaN elsewhere."""
 
-    def __init__(self, requests, *, page_size, kv_heads, group, head_dim, seed, spare=3):
+    def __init__(
+        self, requests, *, page_size, kv_heads, group, head_dim, seed, spare=3, window=0, **config
+    ):
         torch.manual_seed(seed)
-        self.config = AttentionConfig(kv_heads * group, kv_heads, head_dim, page_size)
+        self.config = AttentionConfig(
+            kv_heads * group,
+            kv_heads,
+            head_dim,
+            page_size,
+            windows=(0, window) if window else (),
+            **config,
+        )
         counts = [-(-kv_len // page_size) for kv_len, _ in requests]
         num_pages = sum(counts) + spare
         pages = np.random.default_rng(seed).permutation(num_pages).tolist()
@@ -41,7 +53,17 @@ class Case:
                 )
                 k, v = torch.randn(2, kv_len, kv_heads, head_dim).unbind()
                 self.kv.write(layer, slots, k, v)
+            if self.config.window(layer):
+                self.hide(layer)
         self.q = [torch.randn(q_len, kv_heads * group, head_dim) for _, q_len in requests]
+
+    def hide(self, layer):
+        """Put NaN where no row of a request looks."""
+        size, window = self.config.page_size, self.config.window(layer)
+        for table, (kv_len, q_len) in zip(self.tables, self.requests, strict=True):
+            for i in range(max(0, kv_len - q_len + 1 - window)):
+                self.kv.k(layer)[table[i // size], i % size] = torch.nan
+                self.kv.v(layer)[table[i // size], i % size] = torch.nan
 
     def __repr__(self):
         return f"Case({self.requests}, {self.config})"
@@ -55,14 +77,14 @@ class Case:
             self.config.page_size,
         )
 
-    def run(self, name, *which, layer=1, threads=1, dtype=torch.float32):
+    def run(self, name, *which, layer=LAYER, threads=1, dtype=torch.float32):
         backend = make_backend(name, self.config, threads=threads)
         backend.plan(self.batch(*which))
         rows = torch.cat([self.q[i] for i in which or range(len(self.q))])
         return backend.run(layer, rows.to(dtype), self.kv)
 
 
-def naive(case, layer):
+def naive(case, layer=LAYER):
     """Attention of one query vector after another, in float64."""
     rows = []
     config = case.config
@@ -73,11 +95,14 @@ def naive(case, layer):
         )
         for i in range(q_len):
             seen = kv_len - q_len + i + 1
+            first = max(0, seen - (config.window(layer) or seen))
             for h in range(config.num_heads):
                 head = h // (config.num_heads // config.num_kv_heads)
-                scores = k[:seen, head] @ q[i, h].double().numpy() * config.scale
+                scores = k[first:seen, head] @ q[i, h].double().numpy() * config.scale
+                if config.soft_cap:
+                    scores = np.tanh(scores / config.soft_cap) * config.soft_cap
                 weights = np.exp(scores - scores.max())
-                rows.append(weights @ v[:seen, head] / weights.sum())
+                rows.append(weights @ v[first:seen, head] / weights.sum())
     return np.array(rows).reshape(-1, config.num_heads, config.head_dim)
 
 
@@ -97,6 +122,9 @@ def cases(draw):
         group=draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 12])),
         head_dim=draw(st.sampled_from([64, 64, 80, 128, 256, 20])),
         seed=draw(st.integers(0, 2**32 - 1)),
+        window=draw(st.sampled_from([0, 0, 1, 5, 16, 63, 64, 65, 100, 1000])),
+        scale=draw(st.sampled_from([0.0, 0.0, 0.02, 0.08])),
+        soft_cap=draw(st.sampled_from([0.0, 0.0, 1.5, 50.0])),
     )
 
 
@@ -104,7 +132,7 @@ def cases(draw):
 @given(cases())
 def test_reference_is_attention(case):
     found = case.run("reference", dtype=torch.float64).numpy()
-    np.testing.assert_allclose(found, naive(case, 1), atol=1e-12)
+    np.testing.assert_allclose(found, naive(case), atol=1e-12)
 
 
 @settings(max_examples=150, deadline=None)
@@ -144,6 +172,48 @@ def test_long_context_is_split_and_merged():
     expected = case.run("reference", dtype=torch.float64)
     found = case.run("cpu", threads=2)
     torch.testing.assert_close(found.double(), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_layers_have_windows_of_their_own():
+    case = Case([(900, 1), (130, 40)], page_size=16, kv_heads=2, group=2, head_dim=64, seed=8)
+    config = replace(case.config, windows=(100, 0))
+    for name in ("cpu", "reference"):
+        backend = make_backend(name, config)
+        backend.plan(case.batch())
+        for layer, window in enumerate((100, 0)):
+            case.config = replace(config, windows=(window, window))
+            found = backend.run(layer, torch.cat(case.q), case.kv)
+            np.testing.assert_allclose(found.numpy(), naive(case, layer), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("requests", [[(3000, 1)], [(2500, 300)]])
+def test_a_window_cuts_what_is_read(requests):
+    """Pieces cover the positions that some row of theirs sees, and no other."""
+    case = Case(requests, page_size=16, kv_heads=1, group=4, head_dim=64, seed=9)
+    for window in (1, 64, 1000, 5000):
+        plan = pieces.divide(case.batch(), case.config, window)
+        for _, row, row_end, _, _, begin, end, position, _ in plan.pieces:
+            assert max(0, position + 1 - window) <= begin < end <= position + row_end - row
+        (kv_len, q_len), rows = requests[0], {}
+        for _, row, row_end, *_, begin, end, position, _ in plan.pieces:
+            rows.setdefault((row, row_end, position), []).append((begin, end))
+        for (row, row_end, position), ranges in rows.items():
+            assert ranges[0][0] == max(0, position + 1 - window)
+            assert ranges[-1][1] == position + row_end - row
+            assert all(one[1] == other[0] for one, other in itertools.pairwise(ranges))
+        assert max(end for _, end, _ in rows) == q_len
+        assert max(position + end - row for row, end, position in rows) == kv_len
+
+
+@pytest.mark.parametrize("q_len", [1, 30])
+@pytest.mark.parametrize("size", [1e-4, 0.1, 1.0, 40.0])
+def test_soft_caps_of_scores_of_any_size(q_len, size):
+    case = Case(
+        [(200, q_len)], page_size=16, kv_heads=1, group=3, head_dim=64, seed=3, soft_cap=5.0
+    )
+    case.q = [q * size for q in case.q]
+    expected = case.run("reference", dtype=torch.float64)
+    torch.testing.assert_close(case.run("cpu").double(), expected, atol=TOLERANCE, rtol=0)
 
 
 def test_what_the_output_held_before_does_not_matter(monkeypatch):
@@ -193,8 +263,17 @@ def test_a_far_smaller_score_weighs_nothing(q_len):
 
 @pytest.mark.parametrize("q_len", [1, 30])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_nan_stays_nan(q_len, where):
-    case = Case([(100, q_len)], page_size=16, kv_heads=1, group=2, head_dim=64, seed=5)
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
+def test_nan_stays_nan(q_len, where, soft_cap):
+    case = Case(
+        [(100, q_len)],
+        page_size=16,
+        kv_heads=1,
+        group=2,
+        head_dim=64,
+        seed=5,
+        soft_cap=soft_cap,
+    )
     if where == "q":
         case.q[0][-1, 0, 3] = torch.nan
     else:
@@ -237,4 +316,9 @@ def test_names():
         AttentionConfig(4, 3, 64, 16)
     with pytest.raises(ValueError, match="at least 1"):
         AttentionConfig(4, 2, 0, 16)
+    with pytest.raises(ValueError, match="negative"):
+        AttentionConfig(4, 2, 64, 16, windows=(0, -1))
+    with pytest.raises(ValueError, match="negative"):
+        AttentionConfig(4, 2, 64, 16, soft_cap=-1.0)
     assert config.scale == 0.125
+    assert config.window(7) == 0

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from boughs.lang.errors import InvalidRequest, NotFound, Unsupported
-from boughs.runtime.models import store
+from boughs.runtime.models import gguf_config, gguf_tensors, store
 from boughs.runtime.models.gguf import GgufFile
+from boughs.runtime.models.gguf_tensors import LAYOUTS
 from boughs.runtime.models.gguf_tokenizer import build_tokenizer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -120,7 +121,7 @@ def test_parts_are_one_model(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     assert len(GgufFile(first).parts) == 2
-    assert {name for name, _, _ in GgufFile(first).tensors()} == tensors(folder).keys()
+    assert {name for name, _, _ in gguf_tensors.tensors(GgufFile(first))} == tensors(folder).keys()
     assert len(whole.tensors) == len(tensors(folder))
     with pytest.raises(InvalidRequest, match="name the first"):
         GgufFile(second)
@@ -254,10 +255,13 @@ def test_sentencepiece_vocabulary(tmp_path):
         ({"pre": None}, ["None", "tokenizer.ggml.pre"]),
         ({"fields": {"tokenizer.ggml.model": "bert"}}, ["bert", "gpt2"]),
         ({"fields": {"tokenizer.ggml.add_eos_token": True}}, ["EOS"]),
-        ({"fields": {"expert_count": 8}}, ["mixture-of-experts"]),
         ({"fields": {"rope.dimension_count": 8}}, ["part of the head"]),
-        ({"fields": {"rope.scaling.type": "yarn"}}, ["yarn"]),
-        ({"fields": {"general.architecture": "rwkv7"}}, ["rwkv7", "llama", "qwen2"]),
+        ({"fields": {"rope.scaling.type": "su"}}, ["su"]),
+        (
+            {"fields": {"rope.scaling.type": "yarn", "rope.scaling.yarn_log_multiplier": 0.1}},
+            ["yarn_log_multiplier"],
+        ),
+        ({"fields": {"general.architecture": "rwkv7"}}, ["rwkv7", *LAYOUTS]),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -297,8 +301,8 @@ def test_several_ends(tmp_path):
     folder = make_tiny_model(tmp_path / "model", layers=1)
     fields = {"tokenizer.ggml.eot_token_id": 0}
     file = GgufFile(write_gguf(folder, tmp_path / "m.gguf", fields=fields))
-    assert file.generation_config()["eos_token_id"] == [2, 0]
-    assert file.config()["eos_token_id"] == 2
+    assert gguf_config.generation_config(file)["eos_token_id"] == [2, 0]
+    assert gguf_config.config(file)["eos_token_id"] == 2
 
 
 # ---- the demo model ----

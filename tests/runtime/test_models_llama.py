@@ -9,16 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from boughs.kernels.backend import AttentionConfig, make_backend
-from boughs.kernels.batch import AttentionBatch
-from boughs.kernels.kv_cache import KVCache
 from boughs.lang.errors import InvalidRequest, NotFound, Unsupported
 from boughs.runtime.models import store
-from boughs.runtime.models.config import ModelConfig
-from boughs.runtime.models.llama import load_model
+from boughs.runtime.models.load import MODELS, load_config, load_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-PAGES, PAGE_SIZE = 40, 4
 TOLERANCE = 1e-4
 
 LLAMA3 = {
@@ -53,62 +48,12 @@ def load(name):
 
 
 make_tiny_model = load("tiny_models").make_tiny_model
-
-
-def theirs(folder, ids):
-    """transformers' logits [T, vocab]."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.inference_mode():
-        return model(torch.tensor([ids])).logits[0]
-
-
-class Paged:
-    """A model with a small cache; pages are handed out in a random order."""
-
-    def __init__(self, folder, pages=PAGES):
-        self.model = load_model(folder)
-        c = self.model.config
-        self.kv = KVCache(c.num_layers, pages, PAGE_SIZE, c.num_kv_heads, c.head_dim)
-        self.attention = make_backend(
-            "reference", AttentionConfig(c.num_heads, c.num_kv_heads, c.head_dim, PAGE_SIZE)
-        )
-        self.free = (torch.randperm(pages - 1) + 1).tolist()
-        self.tables = {}
-        self.lengths = {}
-
-    def step(self, works):
-        """Compute {request: new ids} in one batch; logits [count, vocab] of each request."""
-        ids, positions, slots = [], [], []
-        for name, new in works.items():
-            table = self.tables.setdefault(name, [])
-            start = self.lengths.get(name, 0)
-            end = start + len(new)
-            while len(table) * PAGE_SIZE < end:
-                table.append(self.free.pop())
-            ids += new
-            positions += range(start, end)
-            slots += [table[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(start, end)]
-            self.lengths[name] = end
-        counts = [len(new) for new in works.values()]
-        self.attention.plan(
-            AttentionBatch.from_requests(
-                [self.tables[name] for name in works],
-                [self.lengths[name] for name in works],
-                counts,
-                PAGE_SIZE,
-            )
-        )
-        hidden = self.model.forward(
-            torch.tensor(ids), torch.tensor(positions), torch.tensor(slots), self.kv, self.attention
-        )
-        assert hidden.shape == (len(ids), self.model.config.hidden_size)
-        return dict(zip(works, self.model.logits(hidden).split(counts), strict=True))
-
-
-def random_ids(count, seed=0, vocab=384):
-    return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+paged_model = load("paged_model")
+Paged, random_ids, theirs = (
+    paged_model.PagedModel,
+    paged_model.random_ids,
+    paged_model.transformers_logits,
+)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -120,11 +65,8 @@ def test_logits_equal_transformers_whole_and_in_chunks(tmp_path, shape):
     whole = Paged(folder).step({"a": ids})["a"]
     assert whole.dtype == torch.float32
     torch.testing.assert_close(whole, expected, atol=TOLERANCE, rtol=0)
-    paged, parts, start = Paged(folder), [], 0
-    for count in (1, 3, 4, 31, 1, 1, 29):
-        parts.append(paged.step({"a": ids[start : start + count]})["a"])
-        start += count
-    torch.testing.assert_close(torch.cat(parts), expected, atol=TOLERANCE, rtol=0)
+    chunks = Paged(folder).chunks("a", ids, (1, 3, 4, 31, 1, 1, 29))
+    torch.testing.assert_close(chunks, expected, atol=TOLERANCE, rtol=0)
 
 
 @settings(max_examples=25, deadline=None)
@@ -217,12 +159,28 @@ def edit(folder, file, **changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2"]),
+        (
+            {"architectures": ["OPTForCausalLM"]},
+            ["OPTForCausalLM", "there are", *(f" {name}" for name in MODELS)],
+        ),
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-            ["dynamic", "default", "linear", "llama3"],
+            ["dynamic", "length", "default", "linear", "llama3", "yarn", "longrope"],
         ),
-        ({"hidden_act": "gelu"}, ["gelu"]),
+        (
+            {"rope_parameters": {"rope_type": "mrope", "rope_theta": 1e4}},
+            ["mrope", "default", "linear", "llama3", "yarn", "longrope"],
+        ),
+        ({"hidden_act": "quick_gelu"}, ["quick_gelu", "silu", "gelu"]),
+        (
+            {
+                "model_type": "qwen3",
+                "architectures": ["Qwen3ForCausalLM"],
+                "head_dim": 16,
+                "layer_types": ["full_attention", "chunked_attention"],
+            },
+            ["chunked_attention", "sliding_attention"],
+        ),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, ["gptq"]),
     ],
 )
@@ -246,7 +204,7 @@ def test_a_folder_that_is_no_model(tmp_path):
 
 def test_config(tmp_path):
     folder = make_tiny_model(tmp_path, heads=8, kv_heads=2, head_dim=8, layers=3, max_position=512)
-    config = ModelConfig.from_folder(folder)
+    config = load_config(folder)
     assert config.architecture == "LlamaForCausalLM"
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 2, 8)
     assert (config.num_layers, config.hidden_size, config.vocab_size) == (3, 64, 384)
@@ -254,21 +212,10 @@ def test_config(tmp_path):
     assert config.eos_token_ids == (2,)
     assert config.bos_token_id == 1
     edit(folder, "generation_config.json", eos_token_id=[2, 0])
-    assert ModelConfig.from_folder(folder).eos_token_ids == (2, 0)
+    assert load_config(folder).eos_token_ids == (2, 0)
     (folder / "generation_config.json").unlink()
     edit(folder, "config.json", eos_token_id=None)
-    assert ModelConfig.from_folder(folder).eos_token_ids == ()
-
-
-def test_a_sliding_window_ends_the_context(tmp_path):
-    """Attention is full as long as the context fits the window, so more is not offered."""
-    folder = make_tiny_model(tmp_path, model_type="mistral", sliding_window=48)
-    assert ModelConfig.from_folder(folder).max_position == 48
-    ids = random_ids(60)
-    expected = theirs(folder, ids)
-    got = Paged(folder).step({"a": ids})["a"]
-    torch.testing.assert_close(got[:48], expected[:48], atol=20 * TOLERANCE, rtol=0)
-    assert not torch.allclose(got[48:], expected[48:], atol=1.0)
+    assert load_config(folder).eos_token_ids == ()
 
 
 def demo_answers(longest):
@@ -293,7 +240,7 @@ def check_demo(demo_model, longest, chunk):
     """Feed transformers' answers back: the best token and its logprob must be theirs."""
     worst, seen = 0.0, 0
     for ids, answer in demo_answers(longest):
-        paged = Paged(demo_model, pages=(len(ids) + 16) // PAGE_SIZE + 2)
+        paged = Paged(demo_model, tokens=len(ids) + 16)
         new, rows = answer["output_ids"], []
         fed = ids + new[:-1]
         for start in range(0, len(fed), chunk):

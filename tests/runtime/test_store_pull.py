@@ -122,7 +122,7 @@ def test_pull_of_no_alias(tmp_path):
 
 
 def test_float32_weights_are_made_once_and_not_before(tmp_path, alias, copy):
-    from boughs.runtime.models.llama import load_model
+    from boughs.runtime.models.load import load_model
 
     folder = store.pull("tiny", home=tmp_path, download=copy)
     assert not (folder / "float32").exists()

@@ -1,0 +1,129 @@
+"""The attention of a layer with rotated queries and keys: Llama's, and those of its descendants.
+
+Shapes are in comments: T tokens, H query heads, K KV heads, D head width. This module knows no
+request; which pages a token reads is known to the attention backend alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm
+
+from boughs.kernels.backend import AttentionBackend
+from boughs.kernels.kv_cache import KVCache
+
+from .config import ModelConfig
+from .rope import rotate
+from .tensors import TensorFiles
+
+Angles = tuple[Tensor, Tensor]
+"""Cosine and sine, as `Rope.angles` gives them."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where one step's keys and values go, and who reads them.
+
+    Attributes:
+        kv: The cache.
+        slots: int64 [T]: the row of the cache of each token.
+        backend: Has been planned for the step.
+    """
+
+    kv: KVCache
+    slots: Tensor
+    backend: AttentionBackend
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write k and v [T, K, D] of a layer; what q [T, H, D] finds, as [T, H D]."""
+        self.kv.write(layer, self.slots, k, v)
+        return self.backend.run(layer, q, self.kv).flatten(1)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The weights of one layer's attention.
+
+    Attributes:
+        layer: Which layer it is.
+        heads: H, K and D.
+        qkv: [(H + 2 K) D, hidden]: what reads the same input is one matrix.
+        qkv_bias: [(H + 2 K) D].
+        output: [hidden, H D].
+        output_bias: [hidden].
+        head_norm: [H + K, D]: the weight of an RMS norm of every query and key.
+        eps: Of that norm.
+    """
+
+    layer: int
+    heads: tuple[int, int, int]
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    head_norm: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor, angles: Angles, pages: Pages) -> Tensor:
+        """[T, hidden] of [T, hidden]."""
+        heads, kv_heads, dim = self.heads
+        both = linear(x, self.qkv, self.qkv_bias).view(len(x), heads + 2 * kv_heads, dim)
+        turned, v = both[:, : heads + kv_heads], both[:, heads + kv_heads :]
+        if self.head_norm is not None:
+            turned = rms_norm(turned, (dim,), None, self.eps) * self.head_norm
+        turned = rotate(turned, *angles)
+        mixed = pages.attend(self.layer, turned[:, :heads], turned[:, heads:], v)
+        return linear(mixed, self.output, self.output_bias)
+
+
+def take_attention(
+    config: ModelConfig,
+    files: TensorFiles,
+    prefix: str,
+    layer: int,
+    *,
+    eps: float,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    head_norm: bool = False,
+    norm_offset: float = 0.0,
+    fused: bool = False,
+) -> Attention:
+    """The attention whose tensors begin with `prefix`.
+
+    Args:
+        config: The model's shape.
+        files: Its tensors.
+        prefix: Such as `model.layers.3.self_attn`.
+        layer: Which layer it is.
+        eps: Of the norms of queries and keys.
+        qkv_bias: Whether queries, keys and values have a bias.
+        output_bias: Whether the output has one.
+        head_norm: Whether queries and keys are normed.
+        norm_offset: Is added to the weights of these norms.
+        fused: Whether the files hold one matrix for queries, keys and values.
+    """
+    hidden, dim = config.hidden_size, config.head_dim
+    counts = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
+    parts = {"qkv": sum(counts.values())} if fused else counts
+    rows = {f"{prefix}.{part}_proj": count * dim for part, count in parts.items()}
+    qkv = [files.take(f"{name}.weight", n, hidden) for name, n in rows.items()]
+    bias = norm = None
+    if qkv_bias:
+        bias = torch.cat([files.take(f"{name}.bias", n) for name, n in rows.items()])
+    if head_norm:
+        norms = [(files.take(f"{prefix}.{kind}_norm.weight", dim), counts[kind]) for kind in "qk"]
+        norm = torch.cat([weight.expand(count, dim) for weight, count in norms]) + norm_offset
+    return Attention(
+        layer=layer,
+        heads=(config.num_heads, config.num_kv_heads, dim),
+        qkv=qkv[0] if fused else torch.cat(qkv),  # what is whole stays a view of the file
+        qkv_bias=bias,
+        output=files.take(f"{prefix}.o_proj.weight", hidden, config.num_heads * dim),
+        output_bias=files.take(f"{prefix}.o_proj.bias", hidden) if output_bias else None,
+        head_norm=norm,
+        eps=eps,
+    )
