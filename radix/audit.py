@@ -57,7 +57,7 @@ def audit(cache: PrefixCache) -> list[str]:
     handles: Counter[Node] = Counter()
     leases: Counter[Node] = Counter()
     for sequence in cache.sequences:
-        refs.update(sequence.pages)
+        refs.update(sequence.pages[sequence.node.end // cache.tree.page_size :])
         handles[sequence.node] += 1
     for copy in cache.copies:
         refs.update((copy.order.source, copy.order.destination))

@@ -25,6 +25,9 @@ from .tree import RadixTree
 class Sequence:
     """One request's hold on the cache.
 
+    It has a reference to each of its pages but those that the prefix of its handle fills: these
+    are kept by its lock.
+
     Attributes:
         pages: The page table: position p lives in page pages[p // page_size], row p % page_size.
         cached: Tokens whose rows were there at admission.
@@ -121,7 +124,8 @@ class PrefixCache:
         handle = self.tree.lock(self.tree.find(tokens, namespace))
         for node in path(handle):
             node.hits += 1
-            node.priority = max(node.priority, priority)
+            if node.priority < priority:
+                node.priority = priority
         if length is None:
             length = len(tokens) // WIDTH + 1
         sequence = self._hold(handle, length, priority)
@@ -179,22 +183,23 @@ class PrefixCache:
         if matched < length:
             first = matched // self._size
             pages = sequence.pages[first : -(-length // self._size)]
-            below = self.tree.append(node, tokens[at:], pages)
-            self.copies.follow(pages[0], below)
-            node = below
-        for part in path(node):
-            if part is sequence.node:
-                break
-            part.priority = max(part.priority, sequence.priority)
+            node = self.tree.append(node, tokens[at:], pages)
+            if length % self._size:
+                self.pool.share(pages[-1:])  # where the sequence goes on
+            self.copies.follow(pages[0], node)
+        if sequence.priority > 0:  # no node has less than 0
+            for part in path(node):
+                if part is sequence.node:
+                    break
+                part.priority = max(part.priority, sequence.priority)
         sequence.node = node
 
     def _swap(self, sequence: Sequence, node: Node) -> None:
-        """Where complete pages on the path of `node` are not those of the sequence, take them."""
-        theirs = page_table(node)[: node.end // self._size].tolist()
-        pairs = [(a, b) for a, b in zip(sequence.pages, theirs, strict=False) if a != b]
-        sequence.pages[: len(theirs)] = theirs
-        self.pool.share([b for _, b in pairs])
-        self.pool.drop([a for a, _ in pairs])
+        """Give complete pages of the sequence up for those on the path of `node`, its new handle."""
+        first, end = sequence.node.end // self._size, node.end // self._size
+        if first < end:
+            self.pool.drop(sequence.pages[first:end])
+            sequence.pages[first:end] = page_table(node)[first:end].tolist()
 
     def release(self, sequence: Sequence) -> None:
         """The request has ended: give back its handle, its pages, and its copy if nobody took it.
@@ -207,17 +212,13 @@ class PrefixCache:
         if copy is not None and self.copies.is_pending(copy) and not copy.taken:
             self._eviction.unlock(self.copies.withdraw(copy))
         node = sequence.node
-        shared = page_table(node)[: node.end // self._size]
-        self.pool.drop(shared)
-        self.pool.drop(sequence.pages[len(shared) :])
+        self.pool.drop(sequence.pages[node.end // self._size :])
         self._eviction.unlock(node)
 
     def _hold(self, node: Node, length: int, priority: int) -> Sequence:
         """A sequence of what `node`, a handle, ends."""
         border = node.end // self._size * self._size
-        pages = page_table(node)[: node.end // self._size]
-        self.pool.share(pages)
-        table = pages.tolist()
+        table = page_table(node)[: node.end // self._size].tolist()
         copy = None
         if node.end > border:
             holder = tail_holder(node)

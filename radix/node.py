@@ -184,14 +184,6 @@ def page_table(node: Node) -> array[int]:
     return pages
 
 
-def keeps_tail(node: Node, page_size: int) -> bool:
-    """Whether evicting all that is unlocked below the locked `node` would leave a page to it.
-
-    It ends inside that page, which is now listed below it.
-    """
-    return bool(node.locks and node.children and not node.busy and node.end % page_size)
-
-
 def tail_holder(node: Node) -> Node:
     """The node that lists a page with the last rows of `node`, which ends inside that page.
 

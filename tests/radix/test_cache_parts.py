@@ -351,7 +351,6 @@ def test_the_tree_alone():
     handle = tree.lock(tree.find(encode(range(6))))
     pages = eviction.take(2)
     handle = tree.append(handle, encode(range(6)), pages)
-    pool.drop(pages)
     tree.check()
     assert eviction.available() == 17
     tree.unlock(handle)
