@@ -124,8 +124,7 @@ class PrefixCache:
         handle = self.tree.lock(self.tree.find(tokens, namespace))
         for node in path(handle):
             node.hits += 1
-            if node.priority < priority:
-                node.priority = priority
+            node.priority = max(node.priority, priority)
         if length is None:
             length = len(tokens) // WIDTH + 1
         sequence = self._hold(handle, length, priority)
@@ -195,7 +194,7 @@ class PrefixCache:
         sequence.node = node
 
     def _swap(self, sequence: Sequence, node: Node) -> None:
-        """Give complete pages of the sequence up for those on the path of `node`, its new handle."""
+        """Give complete pages up for those on the path of `node`, which gets the handle."""
         first, end = sequence.node.end // self._size, node.end // self._size
         if first < end:
             self.pool.drop(sequence.pages[first:end])
