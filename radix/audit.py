@@ -168,7 +168,7 @@ def _table(sequence: Sequence, size: int) -> Iterator[str]:
     path_pages = [page for node in reversed(list(path(sequence.node))) for page in node.pages][
         : sequence.node.end // size
     ]
-    if sequence.pages[: len(path_pages)] != path_pages:
+    if list(sequence.pages[: len(path_pages)]) != path_pages:
         yield f"{sequence.pages} does not begin with its prefix's pages {path_pages}"
     if len(set(sequence.pages)) != len(sequence.pages):
         yield f"{sequence.pages} lists a page twice"

@@ -8,6 +8,7 @@ module copies nothing itself, and it knows no text, no tensors and no queue.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class Sequence:
         copy: The order given at admission, if the match ended inside a page.
     """
 
-    pages: list[int]
+    pages: array[int]
     cached: int
     node: Node
     computed: int
@@ -56,7 +57,7 @@ class PrefixCache:
     >>> cache.commit(first, words, 6)                     # ... and share them
     >>> cache.release(first)
     >>> second = cache.admit(words[:20])                  # the same first five tokens
-    >>> second.cached, first.pages, second.pages
+    >>> second.cached, list(first.pages), list(second.pages)
     (5, [1, 2], [1, 3])
     >>> cache.take_copies()                               # row 4 is in page 2, which is not ours
     [CopyOrder(source=2, destination=3, rows=1)]
@@ -198,7 +199,7 @@ class PrefixCache:
         first, end = sequence.node.end // self._size, node.end // self._size
         if first < end:
             self.pool.drop(sequence.pages[first:end])
-            sequence.pages[first:end] = page_table(node)[first:end].tolist()
+            sequence.pages[first:end] = page_table(node)[first:end]
 
     def release(self, sequence: Sequence) -> None:
         """The request has ended: give back its handle, its pages, and its copy if nobody took it.
@@ -217,7 +218,7 @@ class PrefixCache:
     def _hold(self, node: Node, length: int, priority: int) -> Sequence:
         """A sequence of what `node`, a handle, ends."""
         border = node.end // self._size * self._size
-        table = page_table(node)[: node.end // self._size].tolist()
+        table = page_table(node)[: node.end // self._size]
         copy = None
         if node.end > border:
             holder = tail_holder(node)

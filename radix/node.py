@@ -32,7 +32,7 @@ class Node:
         version: Counts changes of the segment's extent and of the children; `DEAD` at the end.
         segment: Number of the event that stored the tokens; both halves of a split keep it.
         hits: Admissions that matched through here.
-        last_use: Tick of the last admission or release.
+        last_use: Tick at which a handle was last given back.
         older, newer: Neighbours in the list of the `lru` policy.
     """
 
