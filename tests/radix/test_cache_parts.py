@@ -79,6 +79,14 @@ def test_wrong_arguments_are_named(arguments, message):
         PrefixCache(*arguments[:2], policy=arguments[2])
 
 
+def test_the_smallest_cache_holds_one_token():
+    cache = PrefixCache(2, 1)
+    assert store(cache, encode([7])) == 0
+    assert store(cache, encode([7])) == 1
+    assert store(cache, encode([8])) == 0
+    assert cache.stats().evicted_tokens == 1
+
+
 # ---- the pool ----
 
 
@@ -208,6 +216,33 @@ def test_a_heap_does_not_grow_with_use(policy):
     for _ in range(1000):
         cache.release(cache.admit(prompts["a"]))
     assert len(cache.tree.policy._heap) < 100
+    cache.check()
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "priority"])
+def test_policies_keep_their_order_whatever_is_used_again(policy):
+    """So many uses that a heap is rebuilt again and again."""
+    rng = random.Random(0)
+    cache = PrefixCache(400, 4, policy=policy)
+    prompts = [encode([k, *range(4)]) for k in range(150)]
+    for prompt in prompts:
+        store(cache, prompt)
+    for _ in range(10):
+        for prompt in rng.sample(prompts, 140):
+            cache.release(cache.admit(prompt, priority=rng.randrange(9)))
+        cache.check()
+    nodes = [cache.tree.find(prompt).node for prompt in prompts]
+    key = {
+        "lru": lambda node: node.last_use,
+        "lfu": lambda node: (node.hits, node.last_use),
+        "fifo": lambda node: node.segment,
+        "priority": lambda node: (node.priority, node.last_use),
+    }[policy]
+    gone = []
+    while (victim := cache.tree.policy.victim()) is not None:
+        gone.append(victim)
+        cache.tree.remove(victim)
+    assert gone == sorted(nodes, key=key)
     cache.check()
 
 
