@@ -219,6 +219,14 @@ def test_a_heap_does_not_grow_with_use(policy):
     cache.check()
 
 
+def test_an_evicted_node_keeps_no_neighbours():
+    """Who still has it, as a spot or a lease that ended does, keeps no other nodes alive by it."""
+    cache, prompts = fill("lru")
+    node = cache.tree.find(prompts["a"]).node
+    cache.flush()
+    assert (node.older, node.newer) == (None, None)
+
+
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "priority"])
 def test_policies_keep_their_order_whatever_is_used_again(policy):
     """So many uses that a heap is rebuilt again and again."""
@@ -271,6 +279,15 @@ def test_leases_end_by_release_owner_and_deadline():
     assert cache.leases.expire(5.0) == 1
     assert cache.stats().leased == 0
     cache.check()
+
+
+def test_leases_that_say_the_same_are_two():
+    cache = PrefixCache(20, 4)
+    store(cache, encode(range(8)))
+    first, second = (cache.leases.pin(encode(range(8)), "a", 9.0) for _ in range(2))
+    cache.leases.release(second)
+    cache.check()
+    assert (list(cache.leases), first.state) == ([first], "held")
 
 
 def test_leased_pages_are_available_and_go_last():
@@ -411,9 +428,11 @@ def test_the_tree_alone():
     handle = tree.append(handle, encode(range(6)), pages)
     tree.check()
     assert eviction.available() == 17
-    tree.unlock(handle)
+    eviction.unlock(handle)  # which keeps the prefix, where not told otherwise
     tree.check()
     assert eviction.available() == 19
+    with pytest.raises(AssertionError, match="more often"):
+        tree.unlock(handle)
     assert eviction.evict(1) == 1
     assert tree.find(encode(range(6))).length == 4
     assert eviction.clear() == 1
