@@ -1,6 +1,6 @@
 """The radix tree: what an operation costs, beside its limits and beside SGLang's own tree.
 
-    python benchmarks/radix.py [--without-sglang] [--wheel FILE] [--requests 2000]
+    python benchmarks/radix.py [--without-sglang] [--wheel FILE] [--requests 2000] [--rounds 3]
 
 No model and no torch is needed for our side. SGLang's tree (0.5.23, Python) is loaded out of its
 wheel, which pip downloads once; where it is not to be had, its column stays empty. All figures of a
@@ -27,6 +27,7 @@ from boughs.radix import Eviction, PrefixCache
 
 # `make bench` sets PYTHONSAFEPATH, with which the folder of a script is not searched.
 sys.path.insert(0, str(Path(__file__).parent))
+import radix_leaves
 import radix_orders
 from radix_traces import RNG, TRACES, draw, pool_tokens, replay, store
 
@@ -147,39 +148,6 @@ def evict_one(sglang) -> Iterator[Row]:
         yield f"evict a page, {leaves:,} leaves", limit, "us", ours[leaves], theirs[leaves]
 
 
-def wide_tree(sglang) -> Iterator[Row]:
-    """Match and insert short segments in a tree of many leaves."""
-    leaves = 100_000
-    heads = [draw(40) for _ in range(200)]
-    prompts = [heads[i % 200] + draw(40) for i in range(leaves)]
-    fresh = [heads[i % 200] + draw(160) for i in range(2000)]
-    cache = PrefixCache(5 * leaves, PAGE)
-    for tokens in prompts:
-        store(cache, tokens)
-    tree = cache.tree
-    other, keys, value = None, [], None
-    if sglang:
-        other = sglang.SglangCache(7 * leaves, PAGE)
-        for tokens in prompts:
-            sglang.insert(other, tokens)
-        keys, value = [other.key(tokens) for tokens in prompts[:2000]], sglang.rows(200)
-    gc.collect()
-    theirs = each(keys, other.match) if other else None
-    yield "match 80 tokens, 100,000 leaves", "", "us", each(prompts[:2000], cache.peek), theirs
-
-    def put(tokens: bytes) -> None:
-        spot = tree.find(tokens)
-        handle = tree.lock(spot)
-        first = spot.length // PAGE
-        tree.unlock(tree.append(handle, tokens[4 * spot.length :], cache.pool.take(13 - first)))
-
-    theirs = None
-    if other:
-        keys = [other.key(tokens) for tokens in fresh]
-        theirs = each(keys, lambda key: other.insert(key, value))
-    yield "insert 160 tokens, 100,000 leaves", "", "us", each(fresh, put), theirs
-
-
 def each(arguments, run) -> float:
     """Microseconds of one run: the best mean of some parts of `arguments`."""
     means = []
@@ -254,11 +222,22 @@ def operations(sglang) -> Table:
     table = Table(title=f"one operation, pages of {PAGE}")
     for name in ("what", "limit", "ours", "SGLang", "ours is"):
         table.add_column(name, justify="left" if name == "what" else "right")
-    parts = (match_one_node, match_miss, insert_below, wide_tree, evict_one, order_queue)
+    parts = (match_one_node, match_miss, insert_below, evict_one, order_queue)
     for what, limit, unit, ours, theirs in [r for p in parts for r in p(sglang)] + [*memory()]:
         theirs_text = "" if theirs is None else f"{theirs:,.2f} {unit}"
         ratio = "" if theirs is None else f"{theirs / ours:,.0f} x faster"
         table.add_row(what, f"{limit} {unit}", f"{ours:,.2f} {unit}", theirs_text, ratio)
+    return table
+
+
+def leaves(sglang, rounds: int) -> Table:
+    """Every trace's operations in a large tree."""
+    table = Table(title=f"in a tree of {radix_leaves.LEAVES:,} leaves, {rounds} rounds")
+    for name in ("trace", "operation", "ours", "SGLang", "ours is, at least", "median"):
+        table.add_column(name, justify="left" if name in ("trace", "operation") else "right")
+    for name, what, ours, theirs, least, median in radix_leaves.measure(sglang, rounds):
+        times = f"{ours:,.2f} us", f"{theirs:,.2f} us"
+        table.add_row(name, what, *times, f"{least:,.1f} x faster", f"{median:,.1f} x")
     return table
 
 
@@ -313,6 +292,7 @@ def main() -> None:
     parser.add_argument("--without-sglang", action="store_true", help="measure our tree alone")
     parser.add_argument("--wheel", type=Path, help="SGLang's wheel, instead of downloading it")
     parser.add_argument("--requests", type=int, default=2000, help="requests of a trace")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the large tree")
     arguments = parser.parse_args()
     console = Console(width=120)
     with tempfile.TemporaryDirectory() as folder:
@@ -320,6 +300,8 @@ def main() -> None:
         if not arguments.without_sglang:
             sglang = load_sglang(arguments.wheel, Path(folder))
         console.print(operations(sglang))
+        if sglang:
+            console.print(leaves(sglang, arguments.rounds))
         console.print(traces(sglang, arguments.requests))
     console.print(orders(arguments.requests // 4))
 

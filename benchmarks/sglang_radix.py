@@ -130,6 +130,31 @@ class SglangCache:
         """Enter tokens with the rows that hold them."""
         self.tree.insert(self.module.InsertParams(key=key, value=rows))
 
+    def admit(self, prompt: bytes, whole: bytes) -> types.SimpleNamespace:
+        """A request that has locked its prefix and computed the rest: what `checkpoint` reads."""
+        tree, length = self.tree, len(whole) // 4
+        match = tree.match_prefix(self.module.MatchPrefixParams(key=self.key(prompt)))
+        row = rows(length)
+        path = tree.path_device_indices(match.last_device_node)
+        row[: len(path)] = path
+        pool = types.SimpleNamespace(req_to_token=row[None])
+        pool.write = pool.req_to_token.__setitem__
+        tree.req_to_token_pool = pool
+        self.allocator.free -= length // self.page_size * self.page_size - len(path)
+        kv = types.SimpleNamespace(
+            req_pool_idx=0, cache_inserted_len=0, cache_protected_len=len(path), swa_evict_floor=0
+        )
+        tokens = array("q", array("i", whole))
+        return types.SimpleNamespace(
+            full_untruncated_fill_ids=tokens, origin_input_ids=tokens[: len(prompt) // 4 + 1],
+            extra_key=None, cache_salt=None, priority=0, kv=kv, last_node=match.last_device_node,
+            lock=tree.lock(match.last_device_node),
+        )  # fmt: skip
+
+    def checkpoint(self, request: types.SimpleNamespace) -> None:
+        """Enter what a request has computed, and move its lock there, as SGLang does it."""
+        self.tree.checkpoint(request, up_to=len(request.full_untruncated_fill_ids))
+
     def evict(self, tokens: int) -> None:
         """Evict at least so many tokens."""
         self.tree.evict(self.module.EvictParams(num_tokens=tokens))

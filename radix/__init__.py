@@ -17,7 +17,7 @@ A request is admitted with all tokens but the last, whose row it needs anyway, t
 >>> sequence.cached                                       # nothing yet
 0
 >>> cache.grow(sequence, 42)                              # pages for 42 tokens
->>> sequence.pages
+>>> list(sequence.pages)
 [1, 2, 3]
 >>> cache.commit(sequence, first, 42)                     # rows 0 to 41 are written
 >>> cache.release(sequence)                               # what was committed stays cached
@@ -26,7 +26,7 @@ Another one shares 40 tokens. Matching is exact to the token; of the page that t
 the new request gets a copy:
 
 >>> sequence = cache.admit(prompt(*range(40), 8, 8))
->>> sequence.cached, sequence.pages
+>>> sequence.cached, list(sequence.pages)
 (40, [1, 2, 4])
 >>> orders = cache.take_copies()                          # to be carried out in this step
 >>> orders

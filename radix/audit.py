@@ -57,7 +57,7 @@ def audit(cache: PrefixCache) -> list[str]:
     handles: Counter[Node] = Counter()
     leases: Counter[Node] = Counter()
     for sequence in cache.sequences:
-        refs.update(sequence.pages)
+        refs.update(sequence.pages[sequence.node.end // cache.tree.page_size :])
         handles[sequence.node] += 1
     for copy in cache.copies:
         refs.update((copy.order.source, copy.order.destination))
@@ -168,7 +168,7 @@ def _table(sequence: Sequence, size: int) -> Iterator[str]:
     path_pages = [page for node in reversed(list(path(sequence.node))) for page in node.pages][
         : sequence.node.end // size
     ]
-    if sequence.pages[: len(path_pages)] != path_pages:
+    if list(sequence.pages[: len(path_pages)]) != path_pages:
         yield f"{sequence.pages} does not begin with its prefix's pages {path_pages}"
     if len(set(sequence.pages)) != len(sequence.pages):
         yield f"{sequence.pages} lists a page twice"

@@ -8,6 +8,7 @@ module copies nothing itself, and it knows no text, no tensors and no queue.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ from .tree import RadixTree
 class Sequence:
     """One request's hold on the cache.
 
+    It has a reference to each of its pages but those that the prefix of its handle fills: these
+    are kept by its lock.
+
     Attributes:
         pages: The page table: position p lives in page pages[p // page_size], row p % page_size.
         cached: Tokens whose rows were there at admission.
@@ -34,7 +38,7 @@ class Sequence:
         copy: The order given at admission, if the match ended inside a page.
     """
 
-    pages: list[int]
+    pages: array[int]
     cached: int
     node: Node
     computed: int
@@ -53,7 +57,7 @@ class PrefixCache:
     >>> cache.commit(first, words, 6)                     # ... and share them
     >>> cache.release(first)
     >>> second = cache.admit(words[:20])                  # the same first five tokens
-    >>> second.cached, first.pages, second.pages
+    >>> second.cached, list(first.pages), list(second.pages)
     (5, [1, 2], [1, 3])
     >>> cache.take_copies()                               # row 4 is in page 2, which is not ours
     [CopyOrder(source=2, destination=3, rows=1)]
@@ -187,22 +191,23 @@ class PrefixCache:
         if matched < length:
             first = matched // self._size
             pages = sequence.pages[first : -(-length // self._size)]
-            below = self.tree.append(node, tokens[at:], pages)
-            self.copies.follow(pages[0], below)
-            node = below
-        for part in path(node):
-            if part is sequence.node:
-                break
-            part.priority = max(part.priority, sequence.priority)
+            node = self.tree.append(node, tokens[at:], pages)
+            if length % self._size:
+                self.pool.share(pages[-1:])  # where the sequence goes on
+            self.copies.follow(pages[0], node)
+        if sequence.priority > 0:  # no node has less than 0
+            for part in path(node):
+                if part is sequence.node:
+                    break
+                part.priority = max(part.priority, sequence.priority)
         sequence.node = node
 
     def _swap(self, sequence: Sequence, node: Node) -> None:
-        """Where complete pages on the path of `node` are not those of the sequence, take them."""
-        theirs = page_table(node)[: node.end // self._size].tolist()
-        pairs = [(a, b) for a, b in zip(sequence.pages, theirs, strict=False) if a != b]
-        sequence.pages[: len(theirs)] = theirs
-        self.pool.share([b for _, b in pairs])
-        self.pool.drop([a for a, _ in pairs])
+        """Give complete pages up for those on the path of `node`, which gets the handle."""
+        first, end = sequence.node.end // self._size, node.end // self._size
+        if first < end:
+            self.pool.drop(sequence.pages[first:end])
+            sequence.pages[first:end] = page_table(node)[first:end]
 
     def release(self, sequence: Sequence) -> None:
         """The request has ended: give back its handle, its pages, and its copy if nobody took it.
@@ -215,17 +220,13 @@ class PrefixCache:
         if copy is not None and self.copies.is_pending(copy) and not copy.taken:
             self._eviction.unlock(self.copies.withdraw(copy))
         node = sequence.node
-        shared = page_table(node)[: node.end // self._size]
-        self.pool.drop(shared)
-        self.pool.drop(sequence.pages[len(shared) :])
+        self.pool.drop(sequence.pages[node.end // self._size :])
         self._eviction.unlock(node)
 
     def _hold(self, node: Node, length: int, priority: int) -> Sequence:
         """A sequence of what `node`, a handle, ends."""
         border = node.end // self._size * self._size
-        pages = page_table(node)[: node.end // self._size]
-        self.pool.share(pages)
-        table = pages.tolist()
+        table = page_table(node)[: node.end // self._size]
         copy = None
         if node.end > border:
             holder = tail_holder(node)

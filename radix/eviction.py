@@ -6,6 +6,8 @@ tree's. It knows no requests.
 
 from __future__ import annotations
 
+from array import array
+
 from .leases import Leases
 from .node import DEAD, Node
 from .pool import OutOfPages
@@ -30,7 +32,7 @@ class Eviction:
         """How many pages `take` could hand out now, exactly."""
         return self._tree.pool.free + self._tree.reach
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> array[int]:
         """Hand out `count` pages, evicting what that needs, and breaking leases if it must.
 
         Raises:

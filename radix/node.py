@@ -32,7 +32,7 @@ class Node:
         version: Counts changes of the segment's extent and of the children; `DEAD` at the end.
         segment: Number of the event that stored the tokens; both halves of a split keep it.
         hits: Admissions that matched through here.
-        last_use: Tick of the last admission or release.
+        last_use: Tick at which a handle was last given back.
         older, newer: Neighbours in the list of the `lru` policy.
     """
 
@@ -182,14 +182,6 @@ def page_table(node: Node) -> array[int]:
     for part in reversed(parts):
         pages += part
     return pages
-
-
-def keeps_tail(node: Node, page_size: int) -> bool:
-    """Whether evicting all that is unlocked below the locked `node` would leave a page to it.
-
-    It ends inside that page, which is now listed below it.
-    """
-    return bool(node.locks and node.children and not node.busy and node.end % page_size)
 
 
 def tail_holder(node: Node) -> Node:

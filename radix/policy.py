@@ -161,6 +161,8 @@ class Ranked:
         leaves = {node for node in evictable if not node.children}
         if len(live) != self._live or {entry[2] for entry in live} != leaves:
             found.append(f"heap: {len(live)} live entries for {len(leaves)} evictable leaves")
+        if any(self._heap[(at - 1) // 2] > self._heap[at] for at in range(1, len(self._heap))):
+            found.append("heap: an entry is less than the one above it")
         return found
 
 

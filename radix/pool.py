@@ -23,7 +23,7 @@ class PagePool:
     >>> pool = PagePool(4)
     >>> pages = pool.take(2)
     >>> pages, pool.free
-    ([1, 2], 1)
+    (array('i', [1, 2]), 1)
     >>> pool.share(pages[:1])
     >>> pool.drop(pages), pool.drop(pages[:1]), pool.free
     (1, 1, 3)
@@ -48,7 +48,7 @@ class PagePool:
         """How many hold this page."""
         return self._refs[page]
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> array[int]:
         """Hand out `count` free pages, in the order in which to fill them.
 
         Raises:
@@ -57,8 +57,8 @@ class PagePool:
         if count > len(self._free):
             raise OutOfPages(f"{count} pages asked for, {len(self._free)} free")
         if count <= 0:
-            return []
-        pages = self._free[-count:].tolist()
+            return array("i")
+        pages = self._free[-count:]
         del self._free[-count:]
         pages.reverse()
         refs = self._refs

@@ -33,7 +33,7 @@ class SegmentView:
         children: How many segments follow, shown or not.
         locks: Requests and copies that run through here.
         leases: Leases that do.
-        last_use: Tick of the last admission or release.
+        last_use: Tick at which a handle was last given back.
         hits: Admissions that matched through here.
     """
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 
 from .audit import audit_tree
 from .events import Events
-from .node import DEAD, WIDTH, Node, Root, Spot, descend, keeps_tail
+from .node import DEAD, WIDTH, Node, Root, Spot, descend
 from .policy import POLICIES
 from .pool import PagePool
 
@@ -26,8 +26,6 @@ class RadixTree:
     >>> handle = tree.lock(tree.find(words))              # nothing cached yet: the root
     >>> pages = pool.take(2)
     >>> handle = tree.append(handle, words, pages)        # six tokens, in pages 1 and 2
-    >>> pool.drop(pages)                                  # the tree has its own references
-    0
     >>> tree.unlock(handle)
     >>> spot = tree.find(array("i", [5, 6, 7, 11]).tobytes())
     >>> spot.length, tree.reach
@@ -111,23 +109,24 @@ class RadixTree:
         return node
 
     def lock_node(self, node: Node, stop: Node | None = None) -> None:
-        """One handle more on the end of `node`, or of the path between it and `stop`."""
+        """One handle more on `node`, or, if `stop` has it already, on the path down from there."""
         size = self.page_size
-        fresh = False  # whether the child that we come from had no locks before
         up: Node | None = node
-        while up is not None:
-            if fresh:
-                if up.locks and not up.busy and up.end % size:
-                    self.reach += 1  # a page that `up` would have kept
-                up.busy += 1
-            if up is stop:
-                break
-            fresh = not up.locks
-            up.locks += 1
-            if fresh:
-                self.reach -= len(up.pages) + keeps_tail(up, size)
-                if not up.leases and up.parent is not None:
+        if not node.locks and node.children and node.end % size:
+            self.reach -= 1  # a page listed below it, which stays with it from now on
+        while up is not None and not up.locks:
+            up.locks = 1
+            self.reach -= len(up.pages)
+            parent = up.parent
+            if parent is not None:
+                if not up.leases:
                     self.policy.remove(up)
+                if parent.locks and not parent.busy and parent.end % size:
+                    self.reach += 1  # a page that `parent` would have kept
+                parent.busy += 1
+            up = parent
+        while up is not None and up is not stop:
+            up.locks += 1
             up = up.parent
 
     def advance(self, node: Node, spot: Spot) -> Node:
@@ -141,25 +140,30 @@ class RadixTree:
 
     def unlock(self, node: Node) -> None:
         """Give a handle back. Nodes without any become evictable, the deepest first."""
+        assert node.locks > 0, "unlocked more often than locked"
         self.tick += 1
         tick, size = self.tick, self.page_size
-        bare = False  # whether the child that we come from has no locks any more
         up: Node | None = node
-        while up is not None:
-            assert up.locks > 0, "unlocked more often than locked"
-            if bare:
-                up.busy -= 1
-                if not up.busy and up.end % size:
-                    self.reach -= 1  # a page that `up` is going to keep
+        if node.locks == 1 and node.children and node.end % size:
+            self.reach += 1  # the reverse of `lock_node`, line by line
+        while up is not None and up.locks == 1:
+            up.locks = 0
             up.last_use = tick
-            bare = up.locks == 1
-            if bare:
-                self.reach += len(up.pages) + keeps_tail(up, size)
-            up.locks -= 1
-            if bare and not up.leases and up.parent is not None:
+            self.reach += len(up.pages)
+            parent = up.parent
+            if parent is None:
+                self.drop_root(up)
+                return
+            if not up.leases:
                 self.policy.add(up)
-            top, up = up, up.parent
-        self.drop_root(top)
+            parent.busy -= 1
+            if parent.locks > 1 and not parent.busy and parent.end % size:
+                self.reach -= 1
+            up = parent
+        while up is not None:
+            up.locks -= 1
+            up.last_use = tick
+            up = up.parent
 
     def append(self, node: Node, tokens: bytes, pages: Sequence[int]) -> Node:
         """Enter new tokens behind `node`, a handle, which moves to their end.
@@ -168,8 +172,8 @@ class RadixTree:
             node: Has no child that begins like `tokens`.
             tokens: At least one.
             pages: They hold the tokens' rows, from page index node.end // page_size on. Where
-                `node` ends inside a page, the first holds the rows before, too. The tree shares
-                them.
+                `node` ends inside a page, the first holds the rows before, too. The tree takes
+                over the caller's references to them.
 
         Returns:
             The handle now.
@@ -182,17 +186,14 @@ class RadixTree:
             and node.parent is not None
             and (not mid or node.pages[-1] == pages[0])
         ):
-            return self._extend(node, tokens, pages[1:] if mid else pages)
-        new = pages
+            if mid:
+                self.pool.drop(pages[:1])
+                pages = pages[1:]
+            return self._extend(node, tokens, pages)
         if mid:
             if not node.children:  # its last page is from now on listed below it
-                old = node.pages.pop()
+                self.pool.drop((node.pages.pop(),))
                 self.cached -= 1
-                if old == pages[0]:
-                    new = pages[1:]
-                    self.cached += 1
-                else:
-                    self.pool.drop((old,))
             elif not node.busy:
                 self.reach += 1
         self.segments += 1
@@ -201,10 +202,9 @@ class RadixTree:
         node.children[tokens[:WIDTH]] = child
         node.busy += 1
         node.version += 1
-        self.pool.share(new)
         self.nodes += 1
         self.tokens += child.end - child.start
-        self.cached += len(new)
+        self.cached += len(pages)
         self.events.stored(child, child.start)
         return child
 
@@ -215,7 +215,6 @@ class RadixTree:
         node.end += len(tokens) // WIDTH
         node.pages.extend(new)
         node.version += 1
-        self.pool.share(new)
         self.tokens += node.end - start
         self.cached += len(new)
         self.events.stored(node, start)

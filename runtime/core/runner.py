@@ -7,6 +7,7 @@ of the rows that are asked for. This module decides nothing about requests.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
@@ -134,7 +135,7 @@ class ModelRunner:
         return self.model.logits(hidden)
 
 
-def _pages(work: Work) -> list[int]:
+def _pages(work: Work) -> Sequence[int]:
     assert work.request.sequence is not None
     return work.request.sequence.pages
 

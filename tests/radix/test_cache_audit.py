@@ -352,6 +352,7 @@ def test_check_names_what_is_wrong_in_a_heap(policy):
         (lambda heap, node: setattr(node, "rank", 0), "live entries"),
         (lambda heap, node: setattr(heap, "_live", heap._live + 1), "live entries"),
         (lambda heap, node: heap._heap.clear(), "live entries"),
+        (lambda heap, node: heap._heap.reverse(), "less than the one above"),
         (
             lambda heap, node: [setattr(node, k, 7) for k in ("hits", "segment", "priority")],
             "stale",

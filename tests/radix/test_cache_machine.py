@@ -1,6 +1,7 @@
 """The same operations as in `test_cache_random`, drawn and shrunk by Hypothesis."""
 
 import random
+from collections import Counter
 
 import pytest
 from boughs_fixtures_cache_world import OPERATIONS, World
@@ -16,8 +17,8 @@ from hypothesis.stateful import (
 RANDOMS = st.randoms(use_true_random=False)
 
 
-def machine():
-    """A machine whose rules are the operations of `World`."""
+def machine(steps):
+    """A machine whose rules are the operations of `World`; it counts in `steps` what was done."""
 
     class Machine(RuleBasedStateMachine):
         @initialize(
@@ -42,6 +43,7 @@ def machine():
         def run(self, rng):
             self.world.rng = rng
             getattr(self.world, name)()
+            steps[name] += 1
 
         return run
 
@@ -51,8 +53,10 @@ def machine():
 
 
 def run(examples):
+    """Lives of up to 50 operations; how often each operation was done, and then checked."""
+    steps = Counter()
     run_state_machine_as_test(
-        machine(),
+        machine(steps),
         settings=settings(
             max_examples=examples,
             stateful_step_count=50,
@@ -60,13 +64,19 @@ def run(examples):
             suppress_health_check=list(HealthCheck),
         ),
     )
+    return steps
 
 
 def test_every_operation_in_any_order():
-    run(40)
+    steps = run(300)
+    assert steps.total() >= 10_000
+    assert steps.keys() == OPERATIONS.keys() >= {
+        "add", "grow", "finish", "abort", "retract", "fork", "pin", "unpin", "match", "evict",
+        "flush", "salt",
+    }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_operation_in_any_order_at_length():
-    run(400)
+    assert run(2000).total() >= 50_000

@@ -40,7 +40,7 @@ def test_every_step_holds_without_prefix_reuse(page_size):
         if one.step:
             one.end()
         while one.requests:
-            one.leave()
+            one.finish()
             one.verify()
         stats = one.cache.stats()
         assert (stats.cached, stats.free) == (0, stats.pages)

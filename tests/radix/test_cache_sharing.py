@@ -166,6 +166,8 @@ def test_use_is_noted():
     assert cut.last_use == old.last_use
     stats = cache.stats()
     assert (stats.admissions, stats.hit_tokens, stats.admitted_tokens) == (4, 12, 24)
+    cache.release(cache.admit(encode([0, 1, 2])))
+    assert old.last_use < cut.last_use == cache.tree.tick  # although it is held by others
 
 
 def test_stats_tell_where_the_pages_are():
