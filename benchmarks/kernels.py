@@ -79,6 +79,22 @@ def measure(kv: KVCache, requests: int, rows: int, length: int, threads: int) ->
     return turns(ours, gather)
 
 
+def measure_shared(kv: KVCache, requests: int, length: int, threads: int) -> list[float]:
+    """Median seconds of (cascade, flat) for decodes that share `length` positions of 64 more."""
+    each, own = length // PAGE, 64 // PAGE
+    pages = random.sample(range(1, kv.num_pages), each + requests * own)
+    tables = [pages[:each] + pages[each + r * own :][:own] for r in range(requests)]
+    q = torch.randn(requests, HEADS, DIM)
+    batch = AttentionBatch.from_requests(tables, [length + 60] * requests, [1] * requests, PAGE)
+    ways = []
+    for cascade in (True, False):
+        backend = make_backend("cpu", CONFIG, threads=threads, cascade=cascade)
+        backend.plan(batch)
+        ways.append(lambda turn, backend=backend: backend.run(turn % LAYERS, q, kv))
+    torch.testing.assert_close(ways[0](0), ways[1](0), rtol=1e-3, atol=1e-4)
+    return turns(*ways)
+
+
 def ceilings(kv: KVCache) -> tuple[float, float]:
     """Bytes a second that torch sums up, and operations a second of its product of matrices."""
     pool = kv.k(0)
@@ -114,6 +130,18 @@ def main() -> None:
             *(f"{ours * 1e6:.0f}", f"{size / ours / 1e9:.1f}", f"{work / ours / 1e9:.0f}"),
             *(f"{theirs * 1e6:.0f}", f"{theirs / ours:.1f}"),
         )
+    console.print(table)
+    table = Table(title="decodes under a shared prefix, one layer")
+    for column in ("requests", "shared", "cascade, us", "flat, us"):
+        table.add_column(column, justify="right")
+    table.add_column("ratio", justify="right", style="bold")
+    for requests in (8, 32, 128):
+        for length in (512, 2048, 8192):
+            once, each = measure_shared(kv, requests, length, threads)
+            table.add_row(
+                *map(str, (requests, length)), f"{once * 1e6:.0f}", f"{each * 1e6:.0f}",
+                f"{each / once:.1f}",
+            )  # fmt: skip
     console.print(table)
 
 

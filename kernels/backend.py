@@ -96,7 +96,7 @@ class AttentionBackend(Protocol):
 
 
 def make_backend(
-    name: str, config: AttentionConfig, *, threads: int | None = None
+    name: str, config: AttentionConfig, *, threads: int | None = None, cascade: bool = False
 ) -> AttentionBackend:
     """The attention backend called `name`.
 
@@ -105,6 +105,8 @@ def make_backend(
             `auto` is the fastest one there is on this machine.
         config: The shape of the model's attention.
         threads: Threads to compute on; default one. `reference` computes on torch's own.
+        cascade: Whether prefixes that requests share are read once a step for all of them, where
+            that pays; results then depend on the batch within rounding. Not for `reference`.
 
     Raises:
         ValueError: An unknown name; the message lists those there are.
@@ -113,9 +115,10 @@ def make_backend(
     from .reference import ReferenceBackend
 
     if name == "auto":
-        return CpuBackend(config, threads or 1, "auto: the only compiled backend there is")
+        why = "auto: the only compiled backend there is"
+        return CpuBackend(config, threads or 1, why, cascade=cascade)
     if name == "cpu":
-        return CpuBackend(config, threads or 1, "asked for")
+        return CpuBackend(config, threads or 1, "asked for", cascade=cascade)
     if name == "reference":
         return ReferenceBackend(config, "asked for")
     raise ValueError(f"unknown attention backend {name!r}; there are {', '.join(BACKENDS)}")

@@ -31,6 +31,8 @@ class _Step:
     window: int
     pieces: NDArray[np.int32]
     merges: NDArray[np.int32]
+    sources: NDArray[np.int32]
+    rows: NDArray[np.int64] | None
     parts: NDArray[np.float32]
     tasks: list[tuple[int, int]]
 
@@ -38,19 +40,25 @@ class _Step:
 class CpuBackend:
     """Paged attention compiled by numba.
 
-    What it computes for a request depends neither on the batch around it nor on the number of
-    threads, to the last bit. The constructor compiles, where the disk holds nothing compiled yet.
+    What it computes for a request depends not on the number of threads, and without cascade not on
+    the batch around it either, to the last bit. The constructor compiles, where the disk holds
+    nothing compiled yet.
 
     Args:
         config: The shape of the attention.
         threads: Threads that compute, the calling one included.
         why: Why this backend was chosen.
+        cascade: Whether pages that several requests of a batch see first are read once for all of
+            them, where that pays.
     """
 
     name = "cpu"
 
-    def __init__(self, config: AttentionConfig, threads: int, why: str) -> None:
+    def __init__(
+        self, config: AttentionConfig, threads: int, why: str, *, cascade: bool = False
+    ) -> None:
         self.config = config
+        self._cascade = cascade
         self.why = why
         self._workers = Workers(threads)
         # The kernels reckon in base 2: either the scale takes the factor, or the cap behind it.
@@ -73,11 +81,13 @@ class CpuBackend:
         }
 
     def _cut(self, batch: AttentionBatch, window: int) -> _Step:
-        plan = divide(batch, self.config, window)
+        plan = divide(batch, self.config, window, cascade=self._cascade)
         return _Step(
             window=window or EVERYTHING,
             pieces=np.array(plan.pieces, dtype=np.int32).reshape(-1, 9),
             merges=np.array(plan.merges, dtype=np.int32).reshape(-1, 6),
+            sources=np.array(plan.sources, dtype=np.int32).reshape(-1, 4),
+            rows=plan.rows,
             parts=np.empty((plan.parts, self.config.head_dim + 2), dtype=np.float32),
             tasks=plan.tasks(self._workers.threads),
         )
@@ -88,6 +98,8 @@ class CpuBackend:
         step = self._steps[self.config.window(layer)]
         out = np.empty(q.shape, dtype=np.float32)
         queries, keys, values = q.numpy(), kv.k(layer).numpy(), kv.v(layer).numpy()
+        if step.rows is not None:
+            queries = queries[step.rows]
         scale, cap, run_pieces = self._scale, self._cap, self._run_pieces
 
         def compute(task: tuple[int, int]) -> None:
@@ -99,8 +111,12 @@ class CpuBackend:
         self._workers.run(compute, step.tasks)
         if len(step.merges):
             group = self.config.num_heads // self.config.num_kv_heads
-            self._merge_parts(step.merges, step.parts, group, out)
-        return torch.from_numpy(out)
+            self._merge_parts(step.merges, step.sources, step.parts, group, out)
+        if step.rows is None:
+            return torch.from_numpy(out)
+        made = np.empty_like(out)
+        made[step.rows] = out
+        return torch.from_numpy(made)
 
     def _checked(self, q: Tensor, kv: KVCache) -> AttentionBatch:
         """The planned batch, if queries and cache fit it."""

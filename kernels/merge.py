@@ -22,33 +22,40 @@ def merge_parts() -> Callable[..., None]:
 
     Its arguments:
         merges: int32 [merges, 6]: first row and the one behind the last; first KV head and the
-            one behind the last; first part; how many pieces wrote parts of these rows.
-        parts: As in `run_pieces`; the pieces' parts follow one another.
+            one behind the last; first source and the one behind the last.
+        sources: int32 [sources, 4]: of a piece that wrote parts of these rows (and of others,
+            maybe), its first row, its number of rows, its first KV head and its first part.
+        parts: As in `run_pieces`.
         group: Query heads a KV head.
         out: [T, H, D].
     """
     version = sources()
 
-    def run(merges: Ints, parts: Floats, group: int, out: Floats) -> None:
+    def run(merges: Ints, sources: Ints, parts: Floats, group: int, out: Floats) -> None:
         version  # noqa: B018 -- see `entry_point`
         dim = out.shape[2]
-        for row, row_end, head, head_end, part, pieces in merges:
-            each = (row_end - row) * group
-            count = each * (head_end - head)
-            for i in range(count):
-                mine = parts[part + i : part + pieces * count : count]
-                top = LOWEST
-                for p in range(pieces):
-                    top = max(top, mine[p, dim])
-                target = out[row + i % each // group, (head + i // each) * group + i % group]
-                target[:] = 0
-                total = np.float32(0)
-                for p in range(pieces):
-                    weight = np.exp2(mine[p, dim] - top)
-                    total += weight * mine[p, dim + 1]
+        for row, row_end, head, head_end, begin, end in merges:
+            places = np.empty(end - begin, np.int64)
+            for r in range(row, row_end):
+                for i in range(head * group, head_end * group):
+                    top = LOWEST
+                    for p in range(end - begin):
+                        first, rows, first_head, part = sources[begin + p]
+                        vector = ((i // group - first_head) * rows + r - first) * group + i % group
+                        places[p] = part + vector
+                        top = max(top, parts[part + vector, dim])
+                    target = out[r, i]
+                    target[:] = 0
+                    total = np.float32(0)
+                    for place in places:
+                        mine = parts[place]
+                        weight = np.exp2(mine[dim] - top)
+                        total += weight * mine[dim + 1]
+                        for d in range(dim):
+                            target[d] += weight * mine[d]
                     for d in range(dim):
-                        target[d] += weight * mine[p, d]
-                for d in range(dim):
-                    target[d] /= total
+                        target[d] /= total
 
-    return entry_point(run, int32[:, ::1], float32[:, ::1], int64, float32[:, :, ::1])
+    return entry_point(
+        run, int32[:, ::1], int32[:, ::1], float32[:, ::1], int64, float32[:, :, ::1]
+    )

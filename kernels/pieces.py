@@ -1,153 +1,90 @@
-"""How the attention of a batch is cut into pieces, and the pieces into tasks for threads.
+"""The pieces of a batch's attention: each request for itself, or what many see once for all.
 
-How a request is cut depends on its own lengths alone, never on the batch it is in nor on the
-number of threads, so that neither moves its results. This module computes no attention.
+This module computes no attention.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import numpy as np
 
 from .backend import AttentionConfig
 from .batch import AttentionBatch
-from .paged import is_few
-from .tile import TILE
-
-VECTORS = 192
-"""Query vectors of a KV head in a piece with many of them: enough to be bound by arithmetic."""
-
-FEW_BYTES = 768 << 10
-"""KV that a piece with few query vectors reads, about; some 60 microseconds."""
-
-MANY_POSITIONS = 1024
-"""Positions that a piece with many query vectors sees, about, times the pieces side by side."""
-
-READ = 10.0
-"""Bytes that a core reads in a nanosecond, about."""
-
-COMPUTE = 100.0
-"""Floating point operations that a core does in a nanosecond, about."""
-
-INLINE = 60_000.0
-"""Nanoseconds of work below which waking other threads (some 20,000) does not pay."""
-
-TASKS = 4
-"""Tasks a thread into which work is cut, so that a thread that is late does less."""
+from .cascade import Sharing, find_sharing
+from .cut import COMPUTE, MANY_POSITIONS, PART, READ, Cutter, Plan, Rows, Source
 
 
-@dataclass
-class Plan:
-    """The pieces of a batch.
+def divide(
+    batch: AttentionBatch, config: AttentionConfig, window: int = 0, *, cascade: bool = False
+) -> Plan:
+    """Cut a batch into pieces, for layers whose rows see `window` positions; 0 stands for all.
 
-    Attributes:
-        pieces: As `paged.run_pieces` takes them.
-        merges: As `merge.merge_parts` takes them.
-        parts: Parts that the pieces write.
-        costs: Nanoseconds that each piece takes, roughly.
+    Args:
+        batch: The batch.
+        config: The shape of the attention.
+        window: Of the layers.
+        cascade: Whether pages that several requests see first are read once for all of them, where
+            that pays and there is no window.
     """
-
-    pieces: list[tuple[int, ...]] = field(default_factory=list)
-    merges: list[tuple[int, ...]] = field(default_factory=list)
-    parts: int = 0
-    costs: list[float] = field(default_factory=list)
-
-    def tasks(self, threads: int) -> list[tuple[int, int]]:
-        """Ranges of pieces, of nearly equal cost, that threads take one after another."""
-        if not self.pieces:
-            return []
-        total = sum(self.costs)
-        if threads == 1 or total < INLINE:
-            return [(0, len(self.pieces))]
-        share = max(total / (threads * TASKS), INLINE / 2)
-        tasks, first, cost = [], 0, 0.0
-        for index, more in enumerate(self.costs):
-            cost += more
-            if cost >= share:
-                tasks.append((first, index + 1))
-                first, cost = index + 1, 0.0
-        if first < len(self.pieces):
-            tasks.append((first, len(self.pieces)))
-        return tasks
+    cutter = Cutter(config, window)
+    counts = batch.q_lens.tolist()
+    rest = [request for request, count in enumerate(counts) if count]
+    row = batch.qo_indptr.tolist()
+    if cascade and not window:
+        few = [request for request in rest if cutter.is_few(counts[request])]
+        size = batch.page_size
+        sharing = find_sharing(batch, few, lambda n, pages: _pays(cutter, config, n, pages * size))
+        if sharing.nodes:
+            rest = [request for request in rest if request not in set(few)]
+            order = sharing.requests + rest
+            cutter.plan.rows = np.concatenate(
+                [np.arange(*batch.qo_indptr[r : r + 2], dtype=np.int64) for r in order]
+            )
+            ends = np.cumsum([counts[r] for r in order]).tolist()
+            for request, end in zip(order, ends, strict=True):
+                row[request] = end - counts[request]
+            _add_sharing(cutter, sharing, [_rows(batch, r, row[r]) for r in sharing.requests])
+    for request in rest:
+        cutter.add(_rows(batch, request, row[request]))
+    return cutter.plan
 
 
-def divide(batch: AttentionBatch, config: AttentionConfig, window: int = 0) -> Plan:
-    """Cut a batch into pieces, for layers whose rows see `window` positions; 0 stands for all."""
-    plan = Plan()
-    group = config.num_heads // config.num_kv_heads
-    for request, kv_len in enumerate(batch.kv_lens.tolist()):
-        row, row_end = batch.qo_indptr[request : request + 2].tolist()
-        rows = _Rows(request, row, row_end, kv_len, window or kv_len)
-        if row == row_end:
+def _rows(batch: AttentionBatch, request: int, row: int) -> Rows:
+    """All rows of a request, of which the first is row `row`."""
+    count, kv_len = int(batch.q_lens[request]), int(batch.kv_lens[request])
+    return Rows(request, row, row + count, kv_len - count, 0, kv_len)
+
+
+def _pays(cutter: Cutter, config: AttentionConfig, requests: int, positions: int) -> bool:
+    """Whether to read so many positions once for the few rows of so many requests.
+
+    A request by itself is bound by reading. Many together may be bound by arithmetic, and each has
+    parts to be merged.
+    """
+    reads = positions * cutter.size / READ
+    work = 4 * requests * config.num_heads * config.head_dim * positions / COMPUTE
+    parts = requests * config.num_heads * PART * -(-positions // MANY_POSITIONS)
+    return requests * reads > max(reads, work) + parts
+
+
+def _add_sharing(cutter: Cutter, sharing: Sharing, owners: list[Rows]) -> None:
+    """Pieces for what requests share, pieces for the rest of each, and what merges both.
+
+    Args:
+        cutter: Gets them.
+        sharing: What is shared.
+        owners: The rows of `sharing.requests`, which follow one another.
+    """
+    sources: list[list[Source]] = [[] for _ in owners]
+    for node in sharing.nodes:
+        first, last = owners[node.first], owners[node.end - 1]
+        # Each row sees all of it, as if it stood behind its end.
+        rows = Rows(first.request, first.row, last.row_end, node.kv_end, node.kv_begin, node.kv_end)
+        found = cutter.add_parts(rows)
+        for at in range(node.first, node.end):
+            sources[at] += found
+    for owner, begin, found in zip(owners, sharing.kv_begin, sources, strict=True):
+        if not found:
+            cutter.add(owner)
             continue
-        if is_few((row_end - row) * group, config.head_dim):
-            _add_few(plan, rows, config)
-        else:
-            _add_many(plan, rows, config)
-    return plan
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of a request, the positions up to the last of them, and how many of them a row sees."""
-
-    request: int
-    row: int
-    row_end: int
-    kv_end: int
-    window: int
-
-    @property
-    def position(self) -> int:
-        """Where the first row stands."""
-        return self.kv_end - (self.row_end - self.row)
-
-    @property
-    def kv_begin(self) -> int:
-        """The first position that the first row sees, and so any of them."""
-        return max(0, self.position + 1 - self.window)
-
-    def part(self, first: int, end: int) -> _Rows:
-        """The rows from `first` to `end`, which end sooner and see less."""
-        kv_end = self.kv_end - (self.row_end - end)
-        return _Rows(self.request, first, end, kv_end, self.window)
-
-
-def _add_few(plan: Plan, rows: _Rows, config: AttentionConfig) -> None:
-    """One piece a range of positions: all rows and heads share the KV that is read."""
-    size = config.num_kv_heads * config.head_dim * 8  # bytes of a position
-    heads = range(config.num_kv_heads)
-    _split(plan, rows, heads, config, most=FEW_BYTES // size, cost=size / READ)
-
-
-def _add_many(plan: Plan, rows: _Rows, config: AttentionConfig) -> None:
-    """Rows in nearly equal shares, and pieces of its own for every KV head."""
-    group = config.num_heads // config.num_kv_heads
-    count = rows.row_end - rows.row
-    shares = -(-count // max(1, VECTORS // group))
-    height = -(-count // shares)
-    for first in range(rows.row, rows.row_end, height):
-        share = rows.part(first, min(first + height, rows.row_end))
-        work = 4 * (share.row_end - share.row) * group * config.head_dim  # of a position
-        for head in range(config.num_kv_heads):
-            heads = range(head, head + 1)
-            _split(plan, share, heads, config, most=MANY_POSITIONS * shares, cost=work / COMPUTE)
-
-
-def _split(
-    plan: Plan, rows: _Rows, heads: range, config: AttentionConfig, *, most: int, cost: float
-) -> None:
-    """Add the pieces of some rows and heads: nearly equal ranges of about `most` positions."""
-    seen = rows.kv_end - rows.kv_begin
-    splits = -(-seen // max(most, TILE))
-    width = -(-seen // (splits * TILE)) * TILE
-    splits = -(-seen // width)
-    place = (rows.row, rows.row_end, heads.start, heads.stop)
-    count = (rows.row_end - rows.row) * len(heads) * (config.num_heads // config.num_kv_heads)
-    if splits > 1:
-        plan.merges.append((*place, plan.parts, splits))
-    for begin in range(rows.kv_begin, rows.kv_end, width):
-        end = min(begin + width, rows.kv_end)
-        part = plan.parts if splits > 1 else -1
-        plan.pieces.append((rows.request, *place, begin, end, rows.position, part))
-        plan.costs.append(cost * (end - begin))
-        plan.parts += count if splits > 1 else 0
+        rest = Rows(owner.request, owner.row, owner.row_end, owner.position, begin, owner.kv_end)
+        cutter.merge(owner.row, owner.row_end, found + cutter.add_parts(rest))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from boughs.kernels import cpu, pieces
+from boughs.kernels import cpu, cut, pieces
 from boughs.kernels.backend import AttentionConfig, make_backend
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.kv_cache import KVCache
@@ -146,10 +146,10 @@ def test_cpu_equals_reference(case):
 @given(cases(), st.integers(1, 3))
 def test_cpu_equals_reference_when_everything_is_split(case, threads):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "FEW_BYTES", 1)
-        patch.setattr(pieces, "MANY_POSITIONS", 1)
-        patch.setattr(pieces, "VECTORS", 16)
-        patch.setattr(pieces, "INLINE", 1.0)
+        patch.setattr(cut, "FEW_BYTES", 1)
+        patch.setattr(cut, "MANY_POSITIONS", 1)
+        patch.setattr(cut, "VECTORS", 16)
+        patch.setattr(cut, "INLINE", 1.0)
         found = case.run("cpu", threads=threads)
     expected = case.run("reference", dtype=torch.float64)
     torch.testing.assert_close(found.double(), expected, atol=TOLERANCE, rtol=0)
@@ -159,7 +159,7 @@ def test_cpu_equals_reference_when_everything_is_split(case, threads):
 @given(cases(), st.integers(2, 3))
 def test_neither_the_batch_nor_the_threads_move_a_result(case, threads):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "INLINE", 1.0)
+        patch.setattr(cut, "INLINE", 1.0)
         together = case.run("cpu", threads=threads)
     alone = torch.cat([case.run("cpu", i) for i in range(len(case.requests))])
     assert torch.equal(together, alone)
