@@ -188,7 +188,14 @@ def reference_too_few(cache):
 
 
 def table_shares_a_page_to_be_written(cache):
-    page = running(cache).pages[1]
+    share(cache, running(cache).pages[2])
+
+
+def copy_into_a_page_of_two(cache):
+    share(cache, running(cache).copy.order.destination)
+
+
+def share(cache, page):
     other = cache.admit(encode([70, 71]))
     other.pages.append(page)
     cache.pool.share(other.pages)
@@ -237,8 +244,12 @@ def copy_from_a_destination(cache):
 
 def copy_before_its_rows(cache):
     other = cache.admit(encode([80, 81]))
-    cache.grow(other, 2)
-    replace_order(cache, source=other.pages[0])
+    cache.grow(other, 6)
+    replace_order(cache, source=other.pages[1])
+
+
+def copy_held_elsewhere(cache):
+    running(cache).copy.node = nodes(cache)[20, 0]
 
 
 def replace_order(cache, **changes):
@@ -317,7 +328,8 @@ KINDS = {
     padding_page_free: "page 0 is free",
     reference_too_many: "references",
     reference_too_few: "counts 0 references, 1 hold it",
-    table_shares_a_page_to_be_written: "shared by two requests",
+    table_shares_a_page_to_be_written: "to be written and is shared by two requests",
+    copy_into_a_page_of_two: "is being copied and shared by two requests",
     table_lists_a_page_twice: "lists a page twice",
     tree_reads_rows_to_be_written: "can read",
     more_rows_than_pages: "99 rows",
@@ -328,6 +340,7 @@ KINDS = {
     copy_from_an_evictable_page: "can be evicted",
     copy_from_a_destination: "source of a copy and not copied yet",
     copy_before_its_rows: "before its rows are there",
+    copy_held_elsewhere: "2 pages are private, the figures say 3",
     empty_namespace: "was not dropped",
     namespace_under_another_name: "filed under",
     root_with_tokens: "the root",
