@@ -57,6 +57,11 @@ def wrong_parent(cache):
     leaf(cache).parent = nodes(cache)[20, 0]
 
 
+def links_in_a_circle(cache):
+    parent = leaf(cache).parent
+    leaf(cache).children[parent.tokens[:4]] = parent
+
+
 def wrong_key(cache):
     parent = leaf(cache).parent
     parent.children[b"\1\1\1\1"] = parent.children.pop(leaf(cache).tokens[:4])
@@ -108,6 +113,11 @@ def padding_page(cache):
     cache.pool.share([0])
 
 
+def page_beyond_the_pool(cache):
+    cache.pool.drop([leaf(cache).pages[0]])
+    leaf(cache).pages[0] = cache.pool.num_pages
+
+
 def pages_out_of_order(cache):
     pages = running(cache).pages
     pages[0], pages[1] = pages[1], pages[0]
@@ -120,6 +130,14 @@ def lock_lost(cache):
 def lock_too_many(cache):
     handle = cache.tree.lock(cache.tree.find(leaf(cache).tokens))
     assert handle.locks
+
+
+def fewer_locks_than_below(cache):
+    running(cache).node.parent.locks = 0
+
+
+def fewer_leases_than_below(cache):
+    nodes(cache)[20, 0].leases = 0
 
 
 def busy_wrong(cache):
@@ -208,10 +226,10 @@ def table_lists_a_page_twice(cache):
 
 
 def tree_reads_rows_to_be_written(cache):
-    sequence, node = running(cache), leaf(cache)
-    cache.pool.drop([sequence.pages[1]])
-    sequence.pages[1] = node.pages[0]
-    cache.pool.share([node.pages[0]])
+    page = nodes(cache)[27, 7].pages[-1]  # one row of it is cached
+    cache.pool.drop([running(cache).pages[2]])
+    running(cache).pages[2] = page
+    cache.pool.share([page])
 
 
 def more_rows_than_pages(cache):
@@ -299,6 +317,7 @@ def lru_parent_before_child(cache):
 
 KINDS = {
     wrong_parent: "link back",
+    links_in_a_circle: "does not link back",
     wrong_key: "filed under another token",
     wrong_start: "does not start where",
     wrong_end: "bytes of tokens",
@@ -309,9 +328,12 @@ KINDS = {
     page_too_many: "lists 3 pages and should 2",
     page_twice: "is listed by",
     padding_page: "is for padding",
+    page_beyond_the_pool: "does not exist",
     pages_out_of_order: "does not begin with",
     lock_lost: "other locks than",
     lock_too_many: "other locks than",
+    fewer_locks_than_below: "fewer locks than its children",
+    fewer_leases_than_below: "fewer leases than its children",
     busy_wrong: "locked children",
     lease_lost: "leases",
     lease_forgotten: "leases, other than are held",
