@@ -344,7 +344,7 @@ KINDS = {
     tokens_miscounted: r"tree\.tokens is",
     cached_miscounted: r"tree\.cached is",
     reach_miscounted: r"tree\.reach is",
-    page_lost: "is lost",
+    page_lost: "is lost.*free, cached and private pages are not all pages",
     page_free_twice: "free twice",
     page_free_and_held: "is free and held",
     padding_page_free: "page 0 is free",
