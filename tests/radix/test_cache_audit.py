@@ -57,6 +57,11 @@ def wrong_parent(cache):
     leaf(cache).parent = nodes(cache)[20, 0]
 
 
+def links_in_a_circle(cache):
+    parent = leaf(cache).parent
+    leaf(cache).children[parent.tokens[:4]] = parent
+
+
 def wrong_key(cache):
     parent = leaf(cache).parent
     parent.children[b"\1\1\1\1"] = parent.children.pop(leaf(cache).tokens[:4])
@@ -108,6 +113,11 @@ def padding_page(cache):
     cache.pool.share([0])
 
 
+def page_beyond_the_pool(cache):
+    cache.pool.drop([leaf(cache).pages[0]])
+    leaf(cache).pages[0] = cache.pool.num_pages
+
+
 def pages_out_of_order(cache):
     pages = running(cache).pages
     pages[0], pages[1] = pages[1], pages[0]
@@ -120,6 +130,14 @@ def lock_lost(cache):
 def lock_too_many(cache):
     handle = cache.tree.lock(cache.tree.find(leaf(cache).tokens))
     assert handle.locks
+
+
+def fewer_locks_than_below(cache):
+    running(cache).node.parent.locks = 0
+
+
+def fewer_leases_than_below(cache):
+    nodes(cache)[20, 0].leases = 0
 
 
 def busy_wrong(cache):
@@ -188,7 +206,14 @@ def reference_too_few(cache):
 
 
 def table_shares_a_page_to_be_written(cache):
-    page = running(cache).pages[1]
+    share(cache, running(cache).pages[2])
+
+
+def copy_into_a_page_of_two(cache):
+    share(cache, running(cache).copy.order.destination)
+
+
+def share(cache, page):
     other = cache.admit(encode([70, 71]))
     other.pages.append(page)
     cache.pool.share(other.pages)
@@ -201,10 +226,10 @@ def table_lists_a_page_twice(cache):
 
 
 def tree_reads_rows_to_be_written(cache):
-    sequence, node = running(cache), leaf(cache)
-    cache.pool.drop([sequence.pages[1]])
-    sequence.pages[1] = node.pages[0]
-    cache.pool.share([node.pages[0]])
+    page = nodes(cache)[27, 7].pages[-1]  # one row of it is cached
+    cache.pool.drop([running(cache).pages[2]])
+    running(cache).pages[2] = page
+    cache.pool.share([page])
 
 
 def more_rows_than_pages(cache):
@@ -237,8 +262,12 @@ def copy_from_a_destination(cache):
 
 def copy_before_its_rows(cache):
     other = cache.admit(encode([80, 81]))
-    cache.grow(other, 2)
-    replace_order(cache, source=other.pages[0])
+    cache.grow(other, 6)
+    replace_order(cache, source=other.pages[1])
+
+
+def copy_held_elsewhere(cache):
+    running(cache).copy.node = nodes(cache)[20, 0]
 
 
 def replace_order(cache, **changes):
@@ -288,6 +317,7 @@ def lru_parent_before_child(cache):
 
 KINDS = {
     wrong_parent: "link back",
+    links_in_a_circle: "does not link back",
     wrong_key: "filed under another token",
     wrong_start: "does not start where",
     wrong_end: "bytes of tokens",
@@ -298,9 +328,12 @@ KINDS = {
     page_too_many: "lists 3 pages and should 2",
     page_twice: "is listed by",
     padding_page: "is for padding",
+    page_beyond_the_pool: "does not exist",
     pages_out_of_order: "does not begin with",
     lock_lost: "other locks than",
     lock_too_many: "other locks than",
+    fewer_locks_than_below: "fewer locks than its children",
+    fewer_leases_than_below: "fewer leases than its children",
     busy_wrong: "locked children",
     lease_lost: "leases",
     lease_forgotten: "leases, other than are held",
@@ -311,13 +344,14 @@ KINDS = {
     tokens_miscounted: r"tree\.tokens is",
     cached_miscounted: r"tree\.cached is",
     reach_miscounted: r"tree\.reach is",
-    page_lost: "is lost",
+    page_lost: "is lost.*free, cached and private pages are not all pages",
     page_free_twice: "free twice",
     page_free_and_held: "is free and held",
     padding_page_free: "page 0 is free",
     reference_too_many: "references",
     reference_too_few: "counts 0 references, 1 hold it",
-    table_shares_a_page_to_be_written: "shared by two requests",
+    table_shares_a_page_to_be_written: "to be written and is shared by two requests",
+    copy_into_a_page_of_two: "is being copied and shared by two requests",
     table_lists_a_page_twice: "lists a page twice",
     tree_reads_rows_to_be_written: "can read",
     more_rows_than_pages: "99 rows",
@@ -328,6 +362,7 @@ KINDS = {
     copy_from_an_evictable_page: "can be evicted",
     copy_from_a_destination: "source of a copy and not copied yet",
     copy_before_its_rows: "before its rows are there",
+    copy_held_elsewhere: "2 pages are private, the figures say 3",
     empty_namespace: "was not dropped",
     namespace_under_another_name: "filed under",
     root_with_tokens: "the root",
