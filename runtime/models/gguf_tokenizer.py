@@ -32,11 +32,13 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _REST
 _QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _REST
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _REST
+_WORD = (  # of one case, or with its first letters in upper case; what may end it is left open
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
 )
+_SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _REST
+_TEKKEN = _WORD % ("", "") + r"|\p{N}" + _SIGNS
+_GPT4O = _WORD % (_CONTRACTIONS + "?", _CONTRACTIONS + "?") + r"|\p{N}{1,3}" + _SIGNS
 
 
 def _gpt2() -> pre.PreTokenizer:
@@ -61,6 +63,8 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre.PreTokenizer]] = {
     "smollm": _single_digits,
     "starcoder": _single_digits,
     "llama-bpe": lambda: _split(_LLAMA3),
+    "dbrx": lambda: _split(_LLAMA3),
+    "gpt-4o": lambda: _split(_GPT4O),
     "qwen2": lambda: _split(_QWEN2),
     "deepseek-r1-qwen": lambda: _split(_QWEN2),
     "tekken": lambda: _split(_TEKKEN),

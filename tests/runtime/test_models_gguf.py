@@ -218,6 +218,23 @@ def test_single_digits(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("llama-bpe", ["We", "'ll", " meet", " AtNoon", " ", "123", "45", "!\n", "/"]),
+        ("dbrx", ["We", "'ll", " meet", " AtNoon", " ", "123", "45", "!\n", "/"]),
+        ("gpt-4o", ["We'll", " meet", " At", "Noon", " ", "123", "45", "!\n/"]),
+        ("tekken", ["We", "'ll", " meet", " At", "Noon", " ", "1", "2", "3", "4", "5", "!\n/"]),
+    ],
+)
+def test_how_text_is_cut(tmp_path, pre, pieces):
+    folder = make_tiny_model(tmp_path / "model", layers=1)
+    tokenizer, _ = build_tokenizer(GgufFile(write_gguf(folder, tmp_path / "m.gguf", pre=pre)))
+    text = "We'll meet AtNoon 12345!\n/"
+    cut = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[slice(*place)] for _, place in cut] == pieces
+
+
 def test_sentencepiece_vocabulary(tmp_path):
     """Best score first, unknown characters as bytes, a space before the text."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
