@@ -6,8 +6,8 @@
     assert "France" in backend.calls[0].text
 
 A token is a character, roles are rendered as ChatML, and what two prompts share counts as cached,
-as with the real runtime. Stops, limits and grammars are not applied: what a test says is what the
-program gets. This module knows no model and no engine.
+as with the real runtime. Stops, limits, grammars and forbidden tokens are not applied: what a
+test says is what the program gets. This module knows no model and no engine.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def follows(request: Request, matched: int, leader: Request, page_size: int) -> 
         leader: Runs.
         page_size: Tokens per page.
     """
-    if not leader.prefilling or leader.submit.namespace != request.submit.namespace:
+    if not leader.prefilling or leader.scope != request.scope:
         return False
     shared = request.common.get(leader.key)
     if shared is None:

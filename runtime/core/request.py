@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from boughs.radix import Sequence, Spot
@@ -37,6 +38,7 @@ class Request:
         prompt_logprobs: Gathered chunk by chunk, where they are asked for.
         row: What the sampler keeps for it.
         matcher: Its grammar, if it has one.
+        scope: Requests of another scope share no prefix with it.
         wanted: While it waits, the tokens that may come from the cache, as the tree keys them.
         spot: Where they were found last.
         place: All its tokens in the same form, where the policy orders by them.
@@ -53,6 +55,7 @@ class Request:
     tokens: array[int]
     row: RowState
     matcher: Matcher | None = None
+    scope: Hashable = ""
     wanted: bytes = b""
     spot: Spot | None = None
     place: bytes = b""

@@ -69,6 +69,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Let a new request wait."""
+        request.scope = self.cache.scope(request.submit.namespace, request.family)
         self._by_key[request.key] = request
         self._wait(request)
 
@@ -284,8 +285,7 @@ class Scheduler:
         """How much of a waiting request is cached; matched anew where the tree has changed."""
         tree, spot = self.cache.tree, request.spot
         if spot is None:
-            scope = self.cache.scope(request.submit.namespace, request.family)
-            spot = tree.find(request.wanted, scope)
+            spot = tree.find(request.wanted, request.scope)
         else:
             spot = tree.refind(spot, request.wanted)
         request.spot = spot

@@ -344,6 +344,26 @@ def test_n(engine, logits_of):
     assert ids_of(answers[0]) == ids_of(ask(engine))
 
 
+@pytest.mark.parametrize("cold", [False, True])
+def test_choices_compute_their_prompt_once_with_its_logprobs(folder, cold):
+    """Also where no prefix is kept after its request."""
+    prompt = PROMPT * 10
+    with boughs.Engine(
+        model_path=folder, in_process=True, page_size=4, kv_memory="4M", disable_radix_cache=cold
+    ) as engine:
+        answers = engine.generate(
+            input_ids=prompt,
+            sampling_params={"n": 5, "max_new_tokens": 40, "ignore_eos": True, "seed": 1},
+            return_logprob=True,
+            logprob_start_len=0,
+        )
+        given = [answer["meta_info"]["input_token_logprobs"] for answer in answers]
+        assert len(given[0]) == len(prompt)
+        assert given == [given[0]] * 5
+        # Each later choice computes the prompt's last token, and at most what its page lacks.
+        assert engine.stats()["prefill_tokens"] <= len(prompt) + 4 * 4
+
+
 def test_seed(engine):
     assert ids_of(ask(engine, seed=6)) == ids_of(ask(engine, seed=6)) != ids_of(ask(engine, seed=7))
     drawn = [tuple(ids_of(ask(engine, seed=None))) for _ in range(3)]

@@ -150,6 +150,13 @@ def test_submissions_of_a_request_share_its_prompt_where_no_prefix_is_kept(page_
     assert driver.core.cache.stats().cached == 0
 
 
+def test_requests_that_can_share_nothing_do_not_wait_for_one_another():
+    prompt = list(range(1, 31))
+    requests = [submit(k, prompt, 2) for k in (1, 2, 3)]
+    driver = Driver(num_pages=80, budget=200, disable_radix_cache=True).run([requests])
+    assert [count for _, _, count in driver.model.steps[0]] == [30, 30, 30]
+
+
 def test_choices_that_share_run_in_a_pool_that_holds_the_prompt_once():
     prompt = list(range(1, 31))
     choices = [submit(k, prompt, 2, choice=k, family=1) for k in (1, 2, 3)]

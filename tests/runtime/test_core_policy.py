@@ -40,7 +40,7 @@ def waiting(key, prompt=(1, 2, 3), since=0, most=3, **fields):
         row=RowState(asked.params, 0, frozenset()),
         since=since,
     )
-    request.place = request.token_bytes()
+    request.place, request.scope = request.token_bytes(), asked.namespace
     return request
 
 
