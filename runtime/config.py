@@ -68,6 +68,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: Annotated[
         Literal["auto", "cpu", "reference"], _help("kernels for attention")
     ] = "auto"
+    disable_cascade: Annotated[
+        bool,
+        _help(
+            "read a prefix that requests share once for each of them, so that attention does not "
+            "depend on the batch, to the last bit"
+        ),
+    ] = False
     disable_radix_cache: Annotated[bool, _help("keep no prefix after its request has ended")] = (
         False
     )

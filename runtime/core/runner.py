@@ -84,7 +84,10 @@ class ModelRunner:
             dtype,
         )
         self.attention = make_backend(
-            config.attention_backend, model.attention(config.page_size), threads=threads
+            config.attention_backend,
+            model.attention(config.page_size),
+            threads=threads,
+            cascade=not config.disable_cascade,
         )
         self.attention_name = self.attention.name
 
