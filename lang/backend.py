@@ -19,6 +19,9 @@ from boughs.lang.segments import Segment
 Prompt = str | list[int] | list[Segment]
 """A text (special tokens are parsed), token ids, or a state's segments."""
 
+POOLINGS = ("last", "mean")
+"""How hidden states become one vector."""
+
 MAX_PIN_SECONDS = 7 * 86400.0
 """The longest lease."""
 
@@ -168,6 +171,59 @@ class Scores(msgspec.Struct, kw_only=True):
     rendered: list[str] | None = None
 
 
+class EncodeRequest(msgspec.Struct, kw_only=True):
+    """A prompt to be turned into a vector.
+
+    Attributes:
+        prompt: What to encode. It may be as long as the context, as nothing is generated.
+        pooling: `last` takes the hidden state of the last token after the model's last norm, which
+            has seen all others; `mean` the mean of all tokens' and so computes all of them anew.
+        normalize: Whether the vector is scaled to length 1.
+        rid: The request's id, to abort it by; drawn when None.
+        cache_salt: Requests of different salts share no cached prefix.
+        priority: Higher goes first.
+        timeout: Seconds after which it fails.
+    """
+
+    prompt: Prompt
+    pooling: Literal["last", "mean"] = "last"
+    normalize: bool = True
+    rid: str | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    timeout: float | None = None
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for a field of a wrong kind or out of range."""
+        if self.pooling not in POOLINGS:
+            raise InvalidRequest(
+                f"pooling must be one of {', '.join(POOLINGS)}, got {self.pooling!r:.40}", "pooling"
+            )
+        if not isinstance(self.normalize, bool):
+            raise InvalidRequest(
+                f"normalize: expected a bool, got {self.normalize!r:.40}", "normalize"
+            )
+        SamplingParams.from_mapping(
+            {"cache_salt": self.cache_salt, "priority": self.priority, "timeout": self.timeout}
+        )
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """The answer to an `EncodeRequest`.
+
+    Attributes:
+        rid: The request.
+        vector: As many numbers as the model's hidden states have.
+        prompt_tokens: Of the whole prompt.
+        cached_tokens: Prompt tokens that were not computed.
+    """
+
+    rid: str
+    vector: list[float]
+    prompt_tokens: int
+    cached_tokens: int
+
+
 class PinRequest(msgspec.Struct, kw_only=True):
     """A prompt whose KV cache is to be kept although nobody uses it.
 
@@ -244,6 +300,15 @@ class Pinning(Protocol):
 
         The lease lives as long as the iterator; closing it gives the lease back.
         """
+        ...
+
+
+@runtime_checkable
+class Encoding(Protocol):
+    """A backend that turns prompts into vectors."""
+
+    async def encode(self, request: EncodeRequest) -> Embedding:
+        """The pooled hidden state of a prompt."""
         ...
 
 

@@ -52,6 +52,9 @@ class Submit(msgspec.Struct, kw_only=True, tag="submit"):
         bad_ids: Token sequences of which none may be produced whole.
         family: The key of the request's first submission, if this is a later one. Those of one
             request share their prefix while they run, also where no prefix is kept.
+        targets: Tokens whose logprobs are wanted at each of as many positions, of which the last is
+            the one after the prompt. Where a position has none, its row is computed, not read.
+        pooling: `last` or `mean` where the prompt's hidden state is wanted.
         confirm: The front reads the text for stops: it sends `Finish` at the end of every such
             submission, and the core keeps the pages until it came.
     """
@@ -68,6 +71,8 @@ class Submit(msgspec.Struct, kw_only=True, tag="submit"):
     prompt_logprobs_from: int | None = None
     bad_ids: list[list[int]] = []
     family: int = 0
+    targets: list[list[int]] = []
+    pooling: str | None = None
     confirm: bool = False
 
 
@@ -142,6 +147,8 @@ class Output(msgspec.Struct, omit_defaults=True):
         prompt_logprobs: Once, with or before the first token: from `prompt_logprobs_from` on.
         prompt_top: Beside `prompt_logprobs`.
         prompt_given: Beside `prompt_logprobs`.
+        scores: The logprobs of `targets`, with the last output.
+        embedding: The pooled hidden state, as float32 in this machine's byte order.
         finish: `stop`, `length` or None; the last output of a submission has one.
         matched: The token that ended it, for `stop`.
         error: (class name, message) when it failed; nothing follows.
@@ -157,6 +164,8 @@ class Output(msgspec.Struct, omit_defaults=True):
     prompt_logprobs: list[float | None] | None = None
     prompt_top: list[list[tuple[int, float]]] | None = None
     prompt_given: list[list[float]] | None = None
+    scores: list[list[float]] | None = None
+    embedding: bytes | None = None
     finish: str | None = None
     matched: int | None = None
     error: tuple[str, str] | None = None

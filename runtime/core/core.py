@@ -23,10 +23,12 @@ from boughs.runtime.core.beam import BeamSearch
 from boughs.runtime.core.calls import Calls
 from boughs.runtime.core.forbidden import Forbidden
 from boughs.runtime.core.grammar import GrammarCompiler, Matcher
+from boughs.runtime.core.pooling import embedding, pool
 from boughs.runtime.core.request import Request
 from boughs.runtime.core.runner import ModelRunner, Runner
 from boughs.runtime.core.sampler import RowState, most_likely, sample, top_logprobs
 from boughs.runtime.core.scheduler import Scheduler
+from boughs.runtime.core.scoring import gather_scores
 from boughs.runtime.core.step import Step, Work
 from boughs.runtime.core.times import StepTimes
 from boughs.runtime.messages import (
@@ -196,6 +198,8 @@ class Core:
         hidden = self.runner.forward(step)
         self.times.end("model")
         prompt_logprobs.gather(step, hidden, self.runner.logits)
+        gather_scores(step, hidden, self.runner.logits)
+        pool(step, hidden)
         last = self._last_rows(step)
         self.scheduler.computed(step)
         sampling: list[tuple[Request, int]] = []
@@ -239,7 +243,10 @@ class Core:
 
     def _prefilled(self, request: Request) -> Output:
         self.scheduler.finish(request)
-        return prompt_logprobs.attach(request, request.output(finish="length"))
+        output = request.output(finish="length", embedding=embedding(request))
+        if request.submit.targets:
+            output.scores = request.scores
+        return prompt_logprobs.attach(request, output)
 
     def _sampled(self, request: Request, logits: Tensor, row: int, token: int | None) -> Output:
         """Sample one token unless it is known, append it, and end the request if it is the last.

@@ -121,6 +121,8 @@ def follows(request: Request, matched: int, leader: Request, page_size: int) -> 
         leader: Runs.
         page_size: Tokens per page.
     """
+    if matched >= request.matchable:
+        return False
     if not leader.prefilling or leader.scope != request.scope:
         return False
     shared = request.common.get(leader.key)

@@ -14,6 +14,8 @@ from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from boughs.radix import Sequence, Spot
 from boughs.runtime.core.beam import BeamSearch
 from boughs.runtime.core.grammar import Matcher
@@ -42,6 +44,8 @@ class Request:
         wanted: While it waits, the tokens that may come from the cache, as the tree keys them.
         spot: Where they were found last.
         place: All its tokens in the same form, where the policy orders by them.
+        scores: The logprobs of its targets, gathered chunk by chunk.
+        pooled: What its embedding is made of, so far.
         finish: Why the core ended it: `stop` or `length`.
         search: The beam search that it is, if it is one.
         beams: Of a search that has taken its first step, best first.
@@ -67,6 +71,8 @@ class Request:
     prompt_logprobs: list[float | None] = field(default_factory=list)
     prompt_top: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_given: list[list[float]] = field(default_factory=list)
+    scores: list[list[float]] = field(default_factory=list)
+    pooled: Tensor | None = None
     finish: str | None = None
     common: dict[int, int] = field(default_factory=dict)
     search: BeamSearch | None = None
@@ -139,13 +145,23 @@ class Request:
         """How many leading tokens may come from the cache.
 
         At least one is computed, to have logits; prompt logprobs need the logits of the row
-        before their first position. They are gathered once: not again after a retraction.
+        before their first position, and so do targets. They are gathered once: not again after a
+        retraction. A mean is of all rows, and begins anew.
         """
         most = len(self.tokens) - 1
+        if self.submit.pooling == "mean":
+            return 0
+        if self.submit.targets:
+            return min(most, self.first_target + len(self.scores))
         start = self.submit.prompt_logprobs_from
         if start is not None and not self.prompt_logprobs_complete:
             return max(0, min(most, start + len(self.prompt_logprobs) - 1))
         return most
+
+    @property
+    def first_target(self) -> int:
+        """The row that predicts the first position with targets."""
+        return self.prompt_len - len(self.submit.targets)
 
     @property
     def prompt_logprobs_complete(self) -> bool:

@@ -14,20 +14,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from boughs.lang.backend import (
-    ChoiceScore,
     Chunk,
+    Embedding,
+    EncodeRequest,
     GenerateRequest,
     LeaseState,
     PinRequest,
     ScoreRequest,
     Scores,
     collect,
-    finite,
 )
 from boughs.lang.errors import (
     BoughsError,
     InvalidRequest,
-    RequestAborted,
     Unsupported,
 )
 from boughs.lang.sampling import SamplingParams
@@ -35,13 +34,15 @@ from boughs.runtime.config import EngineConfig
 from boughs.runtime.messages import Limits
 
 from .chat import ChatTemplate
+from .embed import embed
 from .leases import keep
 from .link import Link, process_link
 from .output import ChoiceOutput
-from .plan import Planner, ScorePlan, submit_choice, submit_score, text_size
+from .plan import Planner, submit_choice, text_size
 from .prompt_logprobs import PromptLogprobs
 from .registry import Registry
-from .running import Running
+from .running import ABORTED
+from .score import score
 from .supervisor import Supervisor
 from .tokenizer import Tokenizer
 
@@ -61,8 +62,6 @@ MAX_TREE_SEGMENTS, MAX_TREE_TOKENS = 10_000, 256
 
 WORD_SIZE = 64
 """Characters that take about as long to tokenize as one bad word, three times."""
-
-ABORTED = "the request was aborted"
 
 
 class Front:
@@ -170,15 +169,24 @@ class Front:
             InvalidRequest: There is no choice, or what `generate` refuses.
             Overloaded, RequestAborted, EngineDied: As `generate`.
         """
-        with self._requests.request(request.rid, len(request.choices)) as (_, run):
+        count = len(request.choices) * (2 if request.unconditional else 1)
+        with self._requests.request(request.rid, count) as (_, run):
             size = text_size(request.prompt) * len(request.choices)
             plan = await _off_loop(size, self._planner.plan_scores, request)
-            scored = [ids[plan.border :] for ids in plan.sequences]
-            wanted = [(ids, plan.border) for ids in plan.sequences]
-            if request.unconditional:
-                wanted += [(ids, 0) for ids in scored]
-            logprobs, cached = await self._logprobs(run, wanted, request)
-        return _scores(plan, scored, logprobs, cached, unconditional=request.unconditional)
+            return await score(run, plan, request)
+
+    async def encode(self, request: EncodeRequest) -> Embedding:
+        """The prompt as a vector: its last hidden state, or the mean of all.
+
+        Raises:
+            InvalidRequest: Names the field. Nothing has run.
+            Overloaded, RequestTimeout, RequestAborted, EngineDied: As `generate`.
+        """
+        request.check()
+        with self._requests.request(request.rid, 1, request.timeout) as (rid, run):
+            size = text_size(request.prompt)
+            ids = await _off_loop(size, self._planner.plan_encoding, request)
+            return await embed(run, rid, ids, request)
 
     async def pin(self, request: PinRequest) -> AsyncIterator[LeaseState]:
         """Keep a prompt cached: computes it, and holds a lease on it as long as it is iterated.
@@ -214,33 +222,6 @@ class Front:
         async with contextlib.aclosing(states):
             async for state in states:
                 yield state
-
-    async def _logprobs(
-        self, run: Running, wanted: list[tuple[list[int], int]], request: ScoreRequest
-    ) -> tuple[list[list[float]], list[int]]:
-        """Of each sequence: the logprobs from a position on, and its cached tokens.
-
-        0.0 stands for the first token, which nothing predicts.
-        """
-        logprobs: list[list[float]] = [[] for _ in wanted]
-        cached = [len(ids) for ids, _ in wanted]
-        places = []
-        for place, (ids, start) in enumerate(wanted):
-            if len(ids) > start:  # else there is nothing to compute
-                places.append(place)
-                run.submit(submit_score(ids, start, request))
-        left = len(places)
-        while left:
-            event = await run.next()
-            if event is None:
-                raise RequestAborted(ABORTED)
-            index, output, cached_tokens = event
-            place = places[index]
-            cached[place] = cached_tokens
-            given = output.prompt_logprobs or ()
-            logprobs[place] += [0.0 if lp is None else finite(lp) for lp in given]
-            left -= output.finish is not None
-        return logprobs, cached
 
     def abort(self, rid: str) -> bool:
         """End the request with exactly this id; whether it ran.
@@ -332,24 +313,3 @@ async def _off_loop(size: int, plan: Callable[..., T], *arguments: Any) -> T:
     if size < LONG_TEXT:
         return plan(*arguments)
     return await asyncio.to_thread(plan, *arguments)
-
-
-def _scores(
-    plan: ScorePlan,
-    scored: list[list[int]],
-    logprobs: list[list[float]],
-    cached: list[int],
-    *,
-    unconditional: bool,
-) -> Scores:
-    count = len(scored)
-    alone = logprobs[count:] if unconditional else [None] * count
-    return Scores(
-        choices=[
-            ChoiceScore(token_ids=ids, logprobs=given, unconditional=bare)
-            for ids, given, bare in zip(scored, logprobs[:count], alone, strict=True)
-        ],
-        prompt_tokens=len(plan.prompt_ids),
-        cached_tokens=min(len(plan.prompt_ids), *cached[:count]),
-        rendered=plan.rendered,
-    )

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
-from boughs.lang.backend import GenerateRequest, Prompt, ScoreRequest
+from boughs.lang.backend import EncodeRequest, GenerateRequest, Prompt, ScoreRequest
 from boughs.lang.errors import InvalidRequest, Unservable, Unsupported
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Segment, Text
@@ -22,27 +21,12 @@ from .bad_words import bad_sequences
 from .chat import ChatTemplate
 from .output import Asked
 from .prompt import encode_segments, require_unicode
+from .score import ScorePlan
 from .stops import compile_patterns
 from .tokenizer import Tokenizer
 
 MAX_TOP_LOGPROBS = 1024
 """Alternatives at each position, or token ids, that a request may ask for the logprobs of."""
-
-
-class ScorePlan(NamedTuple):
-    """Choices to be scored.
-
-    Attributes:
-        prompt_ids: The prompt alone.
-        sequences: The prompt with each choice.
-        border: The first position at which any of them differs from the prompt alone.
-        rendered: The text of each role mark.
-    """
-
-    prompt_ids: list[int]
-    sequences: list[list[int]]
-    border: int
-    rendered: list[str]
 
 
 class Planner:
@@ -101,8 +85,15 @@ class Planner:
             },
         )
 
-    def encode(self, segments: list[Segment], rendered: Sequence[str]) -> list[int]:
+    def encode(
+        self, segments: list[Segment], rendered: Sequence[str], *, output: int = 1
+    ) -> list[int]:
         """The prompt that segments stand for.
+
+        Args:
+            segments: A state.
+            rendered: The text of each role mark.
+            output: Tokens that are to follow it.
 
         Raises:
             InvalidRequest: It is empty, or holds what is no text or no token.
@@ -115,7 +106,7 @@ class Planner:
         ids = encode_segments(self._tokenizer, segments, rendered)
         if not ids:
             raise InvalidRequest("prompt: it is empty; give it at least one token", "prompt")
-        self._require_fit(ids, "prompt")
+        self._require_fit(ids, "prompt", output)
         return ids
 
     def plan_scores(self, request: ScoreRequest) -> ScorePlan:
@@ -134,7 +125,7 @@ class Planner:
         SamplingParams(priority=request.priority).check()
         segments = as_segments(request.prompt)
         rendered = self._chat.render_roles([*segments, Text("")])
-        prompt = self.encode(segments, rendered)
+        prompt = self.encode(segments, rendered, output=0)
         sequences = []
         for at, choice in enumerate(request.choices):
             if not isinstance(choice, str):
@@ -143,10 +134,21 @@ class Planner:
                 )
             require_unicode(choice, f"choices[{at}]")
             ids = encode_segments(self._tokenizer, [*segments, Text(choice)], rendered)
-            self._require_fit(ids, f"choices[{at}]: prompt and choice")
+            self._require_fit(ids, f"choices[{at}]: prompt and choice", 0)
             sequences.append(ids)
         border = min(_common(prompt, ids) for ids in sequences)
-        return ScorePlan(prompt, sequences, border, rendered)
+        return ScorePlan(prompt, [ids[border:] for ids in sequences], border, rendered)
+
+    def plan_encoding(self, request: EncodeRequest) -> list[int]:
+        """The tokens to be encoded.
+
+        Raises:
+            InvalidRequest: Names the field.
+            Unservable: The prompt can never fit.
+        """
+        require_unicode(request.cache_salt or "", "cache_salt")
+        segments = as_segments(request.prompt)
+        return self.encode(segments, self._chat.render_roles(segments), output=0)
 
     # ---- checks ----
 
@@ -164,14 +166,15 @@ class Planner:
                 "prompt",
             )
 
-    def _require_fit(self, ids: Sequence[int], what: str) -> None:
+    def _require_fit(self, ids: Sequence[int], what: str, output: int) -> None:
         context, pool = self._limits.context_length, self._limits.pool_tokens
         bound, where, setting = min(
             (context, "context", "context_length"), (pool, "KV cache", "kv_memory")
         )
-        if len(ids) + 1 > bound:
+        if len(ids) + output > bound:
+            asked = f"{len(ids)} tokens{', and one of output,' if output else ''}"
             raise Unservable(
-                f"{what}: {len(ids)} tokens, and one of output, do not fit the {where} of {bound} "
+                f"{what}: {asked} do not fit the {where} of {bound} "
                 f"tokens; shorten it, or raise {setting} as far as model and memory allow",
                 what.partition(":")[0],
             )
@@ -311,15 +314,4 @@ def submit_choice(asked: Asked, choice: int) -> Submit:
         prompt_logprobs_from=asked.prompt_logprobs_from if choice == 0 else None,
         bad_ids=asked.bad_ids,
         confirm=asked.params.stops_in_text,
-    )
-
-
-def submit_score(ids: list[int], start: int, request: ScoreRequest) -> Submit:
-    """The message that asks for the logprobs of `ids` from position `start` on."""
-    return Submit(
-        key=0,
-        prompt_ids=ids,
-        params=SamplingParams(max_new_tokens=0, seed=0, priority=request.priority),
-        namespace=request.cache_salt or "",
-        prompt_logprobs_from=start,
     )

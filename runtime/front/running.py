@@ -15,6 +15,8 @@ from boughs.runtime.metrics import Histogram
 from .submission import Submission
 from .supervisor import Supervisor
 
+ABORTED = "the request was aborted"
+
 
 class Latencies:
     """How long requests take, in seconds.
