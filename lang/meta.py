@@ -1,4 +1,4 @@
-"""SGLang's `meta_info` dict, made from an answer.
+"""SGLang's `meta_info` dict, made from an answer, and its dict for a vector.
 
 One definition for the language, the Python API and HTTP. This module knows neither programs nor
 servers.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from boughs.lang.backend import Answer, TokenLogprob, finite
+from boughs.lang.backend import Answer, Embedding, TokenLogprob, finite
 
 
 def meta_info(
@@ -50,6 +50,24 @@ def meta_info(
             info[f"input_{key}"] = _lists([getattr(item, name) for item in given], return_text)
             info[f"output_{key}"] = _lists([getattr(item, name) for item in made], return_text)
     return info
+
+
+def embedding_json(embedding: Embedding, e2e_latency: float) -> dict[str, Any]:
+    """SGLang's dict for a vector.
+
+    Args:
+        embedding: The vector and its figures.
+        e2e_latency: Seconds from the request's arrival to now.
+    """
+    return {
+        "embedding": embedding.vector,
+        "meta_info": {
+            "id": embedding.rid,
+            "prompt_tokens": embedding.prompt_tokens,
+            "cached_tokens": embedding.cached_tokens,
+            "e2e_latency": e2e_latency,
+        },
+    }
 
 
 _KEYS = {"top": "top_logprobs", "given": "token_ids_logprobs"}

@@ -15,7 +15,7 @@ import os
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from boughs.lang.backend import PinRequest, Prompt, ScoreRequest, Scores
 from boughs.lang.lease import Lease
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.front.batch import Batch, Json
+from boughs.runtime.front.encode_batch import EncodeBatch
 from boughs.runtime.front.front import Front
 from boughs.runtime.front.link import process_link, thread_link
 from boughs.runtime.models.progress import bar
@@ -160,6 +161,75 @@ class Engine:
         given = choices if isinstance(choices, str) else list(choices)
         request = ScoreRequest(prompt=prompt, choices=given, unconditional=unconditional)  # type: ignore[arg-type]
         return loop.run(self.endpoint.score(request))
+
+    def encode(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        input_ids: list[int] | list[list[int]] | None = None,
+        pooling: Literal["last", "mean"] = "last",
+        normalize: bool = True,
+        rid: str | list[str] | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Json | list[Json]:
+        """Turn one prompt, or each of a list, into a vector of the model's hidden states.
+
+        Args:
+            prompt: Text, or a list of texts. Special tokens in it are parsed.
+            input_ids: Token ids in place of `prompt`.
+            pooling: `last` takes the last token's hidden state after the model's last norm; `mean`
+                the mean of all tokens', which are then all computed, cached or not.
+            normalize: Whether vectors are scaled to length 1.
+            rid: Ids to abort the requests by.
+            cache_salt: Requests of different salts share no cached prefix.
+            priority: Higher goes first.
+            timeout: Seconds after which a request fails.
+
+        Returns:
+            A dict with `embedding` (a list of floats) and `meta_info`; a list of them for a list.
+
+        Raises:
+            InvalidRequest: A wrong argument; names it.
+            BoughsError: The first request that failed; the others are aborted.
+        """
+        batch = EncodeBatch(
+            prompt,
+            input_ids,
+            rid,
+            pooling=pooling,
+            normalize=normalize,
+            cache_salt=cache_salt,
+            priority=priority,
+            timeout=timeout,
+        )
+        return loop.run(batch.run(self.endpoint))
+
+    async def async_encode(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        input_ids: list[int] | list[list[int]] | None = None,
+        pooling: Literal["last", "mean"] = "last",
+        normalize: bool = True,
+        rid: str | list[str] | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,  # noqa: ASYNC109 - the engine keeps it
+    ) -> Json | list[Json]:
+        """`encode`, to be awaited on any event loop."""
+        batch = EncodeBatch(
+            prompt,
+            input_ids,
+            rid,
+            pooling=pooling,
+            normalize=normalize,
+            cache_salt=cache_salt,
+            priority=priority,
+            timeout=timeout,
+        )
+        return await _elsewhere(batch.run(self.endpoint))
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """End the request with exactly this id, or all."""

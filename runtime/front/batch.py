@@ -18,6 +18,7 @@ from boughs.lang.backend import Answer, Backend, Chunk, GenerateRequest, collect
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.meta import meta_info
 from boughs.lang.sampling import SamplingParams
+from boughs.runtime.gather import gather
 
 T = TypeVar("T")
 
@@ -57,23 +58,12 @@ class Batch:
         Raises:
             InvalidRequest: Names the argument.
         """
-        prompts, is_list = _prompts(prompt, input_ids)
+        prompts, is_list = read_prompts(prompt, input_ids)
         count = len(prompts)
 
         def each(value: Any, kind: type[T], name: str) -> list[T]:
-            values = value if is_list and isinstance(value, list) else [value] * count
-            _require_count(values, count, name)
-            for item in values:
-                if type(item) is not kind:
-                    what = f"{name}: expected {kind.__name__}, got {item!r:.40}"
-                    raise InvalidRequest(what, name)
-            return values
+            return _each(value, kind, name, count, is_list=is_list)
 
-        rids: list[str] | list[None] = [None] * count
-        if is_list and isinstance(rid, str):
-            rids = [f"{rid}-{at}" for at in range(count)]
-        elif rid is not None:
-            rids = each(rid, str, "rid")
         fields = zip(
             prompts,
             _params(sampling_params, count, is_list=is_list),
@@ -81,7 +71,7 @@ class Batch:
             each(logprob_start_len, int, "logprob_start_len"),
             each(top_logprobs_num, int, "top_logprobs_num"),
             read_token_ids(token_ids_logprob, count, is_list=is_list),
-            rids,
+            read_rids(rid, count, is_list=is_list),
             strict=True,
         )
         requests = [
@@ -100,19 +90,14 @@ class Batch:
 
     async def run(self, backend: Backend) -> Json | list[Json]:
         """All answers. The first failure is raised, and ends the others."""
-        gate = asyncio.Semaphore(MOST_AT_ONCE)
 
-        async def one(request: GenerateRequest) -> list[Json]:
-            async with gate:
-                began = time.monotonic()
-                answers = await collect(backend.generate(request))
-                return [_as_json(answer, began) for answer in answers]
+        async def one(_: int, request: GenerateRequest) -> list[Json]:
+            began = time.monotonic()
+            answers = await collect(backend.generate(request))
+            return [_as_json(answer, began) for answer in answers]
 
-        tasks = [asyncio.create_task(one(request)) for request in self.requests]
-        try:
-            results = [result for results in await asyncio.gather(*tasks) for result in results]
-        finally:
-            await _end(tasks)
+        gathered = await gather(one, self.requests, MOST_AT_ONCE)
+        results = [result for results in gathered for result in results]
         return results if self._gives_list else results[0]
 
     async def stream(self, backend: Backend) -> AsyncIterator[Json]:
@@ -190,7 +175,7 @@ def read_token_ids(value: Any, count: int, *, is_list: bool) -> list[tuple[int, 
     return [tuple(_checked([] if value is None else value, list[int], name))] * count
 
 
-def _prompts(prompt: Any, input_ids: Any) -> tuple[list[Any], bool]:
+def read_prompts(prompt: Any, input_ids: Any) -> tuple[list[Any], bool]:
     """The prompts, and whether a list of them was given."""
     if (prompt is None) == (input_ids is None):
         raise InvalidRequest("prompt: give either prompt or input_ids", "prompt")
@@ -201,6 +186,25 @@ def _prompts(prompt: Any, input_ids: Any) -> tuple[list[Any], bool]:
     if isinstance(input_ids, list) and input_ids and isinstance(input_ids[0], list):
         return _checked(input_ids, list[list[int]], "input_ids"), True
     return [_checked(input_ids, list[int], "input_ids")], False
+
+
+def read_rids(rid: Any, count: int, *, is_list: bool) -> list[str] | list[None]:
+    """The id of each request; of a list, one string names all."""
+    if rid is None:
+        return [None] * count
+    if is_list and isinstance(rid, str):
+        return [f"{rid}-{at}" for at in range(count)]
+    return _each(rid, str, "rid", count, is_list=is_list)
+
+
+def _each(value: Any, kind: type[T], name: str, count: int, *, is_list: bool) -> list[T]:
+    """The value of an argument for each prompt."""
+    values = value if is_list and isinstance(value, list) else [value] * count
+    _require_count(values, count, name)
+    for item in values:
+        if type(item) is not kind:
+            raise InvalidRequest(f"{name}: expected {kind.__name__}, got {item!r:.40}", name)
+    return values
 
 
 def _checked(value: Any, form: type[list[T]], name: str) -> list[T]:
