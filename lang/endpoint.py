@@ -18,6 +18,8 @@ import msgspec
 from boughs.lang import loop
 from boughs.lang.backend import (
     Chunk,
+    Embedding,
+    EncodeRequest,
     GenerateRequest,
     LeaseState,
     PinRequest,
@@ -129,6 +131,30 @@ class RuntimeEndpoint:
             return msgspec.convert(await self._http.json("POST", "/score", given), Scores)
         except msgspec.ValidationError as error:
             raise BackendError(f"{self.base_url}/score: unexpected answer: {error}") from None
+
+    async def encode(self, request: EncodeRequest) -> Embedding:
+        """The prompt as a vector of the model's hidden states."""
+        body = {
+            "segments": _segments(request.prompt),
+            "pooling": request.pooling,
+            "normalize": request.normalize,
+            "rid": request.rid,
+            "cache_salt": request.cache_salt,
+            "priority": request.priority,
+            "timeout": request.timeout,
+        }
+        given = {name: value for name, value in body.items() if value is not None}
+        answer = await self._http.json("POST", "/encode", given)
+        try:
+            made = msgspec.convert(answer, _Encoded)
+        except msgspec.ValidationError as error:
+            raise BackendError(f"{self.base_url}/encode: unexpected answer: {error}") from None
+        return Embedding(
+            rid=made.meta_info.id,
+            vector=made.embedding,
+            prompt_tokens=made.meta_info.prompt_tokens,
+            cached_tokens=made.meta_info.cached_tokens,
+        )
 
     async def pin(self, request: PinRequest) -> AsyncIterator[LeaseState]:
         """Keep a prompt cached on the server; the lease lives as long as the connection."""
@@ -246,6 +272,19 @@ class _Http:
                 ),
             )
         return self._session
+
+
+class _EncodedMeta(msgspec.Struct):
+    id: str
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class _Encoded(msgspec.Struct):
+    """The answer of `/encode`."""
+
+    embedding: list[float]
+    meta_info: _EncodedMeta
 
 
 def _segments(prompt: Prompt) -> list[dict[str, Any]]:

@@ -162,8 +162,6 @@ def _number(request: web.Request, name: str, default: float) -> float:
 
 
 _LACKED = {
-    "/encode": "embedding",
-    "/v1/embeddings": "embedding",
     "/start_profile": "profiling",
     "/stop_profile": "profiling",
 }

@@ -135,7 +135,7 @@ def read_generate(body: Mapping[str, Any]) -> GenerateCall:
     )
     tops = _each(body, "top_logprobs_num", int, [0] * count, is_list=is_list)
     given = read_token_ids(body.get("token_ids_logprob"), count, is_list=is_list)
-    rids, group = _read_rids(body, count, is_list=is_list)
+    rids, group = read_rids(body, count, is_list=is_list)
     requests = [
         GenerateRequest(
             prompt=prompts[at],
@@ -213,7 +213,7 @@ def _one_params(value: Any, above: Mapping[str, Any], where: str) -> SamplingPar
     return SamplingParams.from_mapping({**above, **(value or {})}, f"{where}.")
 
 
-def _read_rids(
+def read_rids(
     body: Mapping[str, Any], count: int, *, is_list: bool
 ) -> tuple[list[str] | list[None], str | None]:
     """The id of each request, and the name of all of them."""

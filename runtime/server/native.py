@@ -1,4 +1,4 @@
-"""`/generate`, `/score` and `/pin`: SGLang's wire, and our own.
+"""`/generate`, `/encode`, `/score` and `/pin`: SGLang's wire, and our own.
 
 This module knows requests and answers, and no tokens and no sockets.
 """
@@ -6,21 +6,29 @@ This module knows requests and answers, and no tokens and no sockets.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from boughs.lang.backend import Answer, PinRequest, Prompt, ScoreRequest
+from boughs.lang.backend import (
+    Answer,
+    EncodeRequest,
+    GenerateRequest,
+    PinRequest,
+    Prompt,
+    ScoreRequest,
+)
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.lease import Lease
-from boughs.lang.meta import meta_info
+from boughs.lang.meta import embedding_json, meta_info
 from boughs.lang.segments import to_json
 
 from .body import converted, read_json
 from .config import ServerConfig
+from .encode import encode_all, read_encode
 from .errors import json_response
 from .events import send_events
 from .generate import PROMPTS, GenerateCall, read_generate, read_prompts
@@ -50,6 +58,8 @@ class Native:
             web.post("/generate", self.generate),
             web.put("/generate", self.generate),
             web.post("/score", self.score),
+            web.post("/encode", self.encode),
+            web.put("/encode", self.encode),
             web.post("/pin", self.pin),
             web.post("/abort_request", self.abort),
         ]
@@ -58,7 +68,7 @@ class Native:
         """Continue one prompt, or each of a list."""
         began = time.monotonic()
         call = read_generate(await read_json(request, self._config.client_timeout))
-        with self._group(call):
+        with self._group(call.rid, call.requests):
             if call.stream:
                 return await send_events(
                     request,
@@ -104,6 +114,15 @@ class Native:
         scores = await self._served.score(read_score(body))
         return json_response(scores)
 
+    async def encode(self, request: web.Request) -> web.Response:
+        """Turn one prompt, or each of a list, into a vector."""
+        began = time.monotonic()
+        call = read_encode(await read_json(request, self._config.client_timeout))
+        with self._group(call.rid, call.requests):
+            made = await encode_all(self._served, call)
+        results = [embedding_json(one, time.monotonic() - began) for one in made]
+        return json_response(results if call.is_list else results[0])
+
     async def pin(self, request: web.Request) -> web.StreamResponse:
         """Keep a prompt cached as long as this connection stays open."""
         asked = read_pin(await read_json(request, self._config.client_timeout))
@@ -146,18 +165,20 @@ class Native:
         return json_response({"aborted": sum(map(self._served.abort, rids))})
 
     @contextmanager
-    def _group(self, call: GenerateCall) -> Iterator[None]:
+    def _group(
+        self, rid: str | None, requests: Sequence[GenerateRequest | EncodeRequest]
+    ) -> Iterator[None]:
         """Remember, while a list runs under one id, which requests that is."""
-        if call.rid is None:
+        if rid is None:
             yield
             return
-        if call.rid in self._groups:
-            raise InvalidRequest(f"rid: requests {call.rid!r} run already", "rid")
-        self._groups[call.rid] = [one.rid for one in call.requests if one.rid is not None]
+        if rid in self._groups:
+            raise InvalidRequest(f"rid: requests {rid!r} run already", "rid")
+        self._groups[rid] = [one.rid for one in requests if one.rid is not None]
         try:
             yield
         finally:
-            del self._groups[call.rid]
+            del self._groups[rid]
 
 
 def answer_json(call: GenerateCall, item: int, answer: Answer, began: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions`, as the `openai` package sends and reads them.
+"""`/v1/completions`, `/v1/chat/completions` and `/v1/embeddings`, as the `openai` package has them.
 
 This module knows how an answer goes out; its fields are in `openai_request`, its shapes in
 `openai_answer`.
@@ -19,6 +19,7 @@ from boughs.lang.errors import NotFound
 
 from .body import read_json
 from .config import ServerConfig
+from .encode import encode_all, openai_list, read_embeddings
 from .errors import json_response
 from .events import send_events
 from .merge import add, collect_all, merged
@@ -48,6 +49,7 @@ class OpenAI:
         return [
             web.post("/v1/completions", self.completions),
             web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/embeddings", self.embeddings),
         ]
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -65,6 +67,13 @@ class OpenAI:
         return await self._answer(
             request, call, ChatShape(call, self._served.tokenizer.token_bytes)
         )
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        """Turn one prompt, or each of a list, into a vector."""
+        call = read_embeddings(await read_json(request, self._config.client_timeout))
+        self._check_model(call.model)
+        made = await encode_all(self._served, call)
+        return json_response(openai_list(made, self._model_name, as_base64=call.as_base64))
 
     async def _answer(self, request: web.Request, call: Call, shape: Shape) -> web.StreamResponse:
         self._check_model(call.model)

@@ -24,7 +24,7 @@ COMPLETION_TOKENS = 16
 
 _SAMPLING = {*SamplingParams.__struct_fields__, *ALIASES, *NOT_YET} - {"best_of"}
 
-_LABELS = {"user", "metadata", "safety_identifier", "prompt_cache_key"}
+LABELS = {"user", "metadata", "safety_identifier", "prompt_cache_key"}
 """They change nothing in an answer."""
 
 _DEFAULTS: dict[str, tuple[object, ...]] = {
@@ -97,7 +97,7 @@ def read_completion(body: Mapping[str, Any]) -> Call:
     _check_names(body, _COMPLETION)
     if body.get("best_of") not in (None, 1, body.get("n")):
         raise Unsupported("best_of is not supported", "best_of")
-    prompts, is_list = _prompts(body.get("prompt"))
+    prompts, is_list = read_inputs(body.get("prompt"), "prompt")
     params = _params(body, default_tokens=COMPLETION_TOKENS)
     count = _field(body, "logprobs", int | None, None)
     if count is not None and count < 0:
@@ -163,7 +163,7 @@ def read_chat(body: Mapping[str, Any], chat: Chat) -> Call:
 
 def _check_names(body: Mapping[str, Any], known: set[str]) -> None:
     for key, value in body.items():
-        if key in known or key in _SAMPLING or key in _LABELS:
+        if key in known or key in _SAMPLING or key in LABELS:
             continue
         if key in _LACKED:
             if value in (None, False, [], {}, "") or value in _DEFAULTS.get(key, ()):
@@ -228,21 +228,21 @@ def _as_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _prompts(value: Any) -> tuple[Sequence[Prompt], bool]:
+def read_inputs(value: Any, name: str) -> tuple[Sequence[Prompt], bool]:
     """The prompts, and whether a list of them was given."""
     if isinstance(value, str):
         return [value], False
     if not isinstance(value, list) or not value:
         raise InvalidRequest(
-            f"prompt: expected a string, token ids, or a list of either, got {value!r:.40}",
-            "prompt",
+            f"{name}: expected a string, token ids, or a list of either, got {value!r:.40}",
+            name,
         )
-    check_length(value, "prompt")
+    check_length(value, name)
     if isinstance(value[0], str):
-        return converted(value, list[str], "prompt"), True
+        return converted(value, list[str], name), True
     if isinstance(value[0], list):
-        return converted(value, list[list[int]], "prompt"), True
-    return [converted(value, list[int], "prompt")], False
+        return converted(value, list[list[int]], name), True
+    return [converted(value, list[int], name)], False
 
 
 def _field(body: Mapping[str, Any], key: str, kind: Any, default: Any) -> Any:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 import boughs
 from boughs.lang import loop
-from boughs.lang.backend import GenerateRequest, ScoreRequest, collect
+from boughs.lang.backend import EncodeRequest, GenerateRequest, ScoreRequest, collect
 from boughs.lang.errors import (
     BackendError,
     InvalidRequest,
@@ -449,6 +449,16 @@ def test_nobody_listens():
 def test_wrong_arguments_are_named(arguments, error, named):
     with pytest.raises(error, match=named):
         boughs.RuntimeEndpoint(**arguments)
+
+
+@pytest.mark.parametrize("answer", [{"embedding": [1.0]}, {"embedding": "x", "meta_info": {}}, []])
+def test_an_unexpected_vector(serve, connect, answer):
+    async def odd(_):
+        return web.json_response(answer)
+
+    endpoint = connect(serve(double(odd, "/encode")))
+    with pytest.raises(BackendError, match="/encode: unexpected answer"):
+        loop.run(endpoint.encode(EncodeRequest(prompt="a")))
 
 
 def test_a_path_that_the_server_lacks(serve, connect):

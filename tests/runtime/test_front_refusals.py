@@ -113,14 +113,14 @@ def test_a_wrong_request_is_refused_by_field_and_sends_nothing(front, log, field
 def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers(limits, length, fits):
     with running_front(lambda: fake.FakeCore(**limits)) as front:
         request = GenerateRequest(prompt=[5] * length, params=greedy())
-        score = ScoreRequest(prompt=[5] * (length - 1), choices=["a"])
+        score = ScoreRequest(prompt=[5] * length, choices=["a"])  # nothing comes behind it
         if fits:
             answers_of(front, request)
             run(front.score(score))
             return
         with pytest.raises(Unservable, match=rf"{length}.*{min(limits.values())}"):
             answers_of(front, request)
-        with pytest.raises(Unservable, match=rf"choices\[0\].*{length}|prompt.*{length - 1}"):
+        with pytest.raises(Unservable, match=rf"choices\[0\].*{length + 1}|prompt.*{length}"):
             run(front.score(score))
 
 

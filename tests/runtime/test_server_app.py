@@ -151,7 +151,7 @@ def test_unknown_paths_and_methods(site):
     assert answer["error"]["type"] == "InvalidRequest"
 
 
-@pytest.mark.parametrize("path", ["/encode", "/start_profile", "/stop_profile", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/start_profile", "/stop_profile"])
 def test_what_we_lack(site, path):
     for method in ("GET", "POST"):
         status, error = site.fail(path, {"text": "a"}, method=method)

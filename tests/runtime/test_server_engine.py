@@ -3,6 +3,7 @@
 import http.client
 import importlib.util
 import json
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,8 @@ import openai
 import pytest
 
 import boughs
+from boughs.lang import loop
+from boughs.lang.backend import EncodeRequest
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.front.front import Front
 from boughs.runtime.front.link import thread_link
@@ -142,6 +145,23 @@ def test_scores_agree(site, client):
         assert echo.logprobs.token_logprobs[-count:] == pytest.approx(score["logprobs"], abs=1e-3)
         assert echo.logprobs.token_logprobs[0] is None
         assert "".join(echo.logprobs.tokens) == PROMPT + choice
+
+
+def test_vectors_agree(site, client):
+    """`/encode`, `/v1/embeddings` and an endpoint give the same numbers, cold and warm."""
+    texts = [PROMPT, "how many wizards"]
+    first = site.post("/encode", {"text": texts})
+    again = client.embeddings.create(model="tiny", input=texts)
+    for answer, item in zip(first, again.data, strict=True):
+        assert item.embedding == pytest.approx(answer["embedding"], abs=1e-5)
+        assert math.hypot(*item.embedding) == pytest.approx(1)
+    count = sum(answer["meta_info"]["prompt_tokens"] for answer in first)
+    assert again.usage.prompt_tokens == count
+    assert again.usage.prompt_tokens_details["cached_tokens"] == count - 2
+    endpoint = boughs.RuntimeEndpoint(site.url)
+    made = loop.run(endpoint.encode(EncodeRequest(prompt=PROMPT)))
+    assert made.vector == pytest.approx(first[0]["embedding"], abs=1e-5)
+    endpoint.close()
 
 
 def test_program_on_the_endpoint(site):
