@@ -86,7 +86,7 @@ class ChoiceTree:
             self._root.logprobs = dict.fromkeys(self._root.children, 0.0)
 
     def branches(self) -> Iterator[Branch]:
-        """What is to be computed, the first branch first: the others share rows with it."""
+        """What is to be computed; a branch comes after the one whose rows it shares."""
         stack: list[tuple[list[int], Node]] = [([], self._root)]
         while stack:
             ids, node = stack.pop()
@@ -96,7 +96,7 @@ class ChoiceTree:
                 if self.head or ids:
                     nodes.append(node)
                 inner = [(token, child) for token, child in node.children.items() if child.children]
-                stack += [([*ids, token], child) for token, child in reversed(inner[1:])]
+                stack += [([*ids, token], child) for token, child in inner[1:]]
                 if not inner:
                     break
                 token, node = inner[0]

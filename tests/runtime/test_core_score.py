@@ -15,19 +15,27 @@ _spec = importlib.util.spec_from_file_location("page_model", _path)
 pages = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(pages)
 
-Driver, context_logits, submit = pages.Driver, pages.context_logits, pages.submit
+Driver, alone, context_logits, submit = (
+    pages.Driver,
+    pages.alone,
+    pages.context_logits,
+    pages.submit,
+)
 VOCAB = pages.VOCAB
 
 PROMPT = [*range(1, 31), *range(9, 20)]
-CITIES = [[5, 6], [5, 7, 8], [5, 7, 9], [3], [4], [5], [10, 11, 12], []]
+CITIES = [[5, 6], [5, 7, 8], [5, 7, 9], [5, 13, 14], [3], [4], [5], [10, 11, 12], []]
 """As " New York", " New Jersey City" and so on: of one token, with common beginnings, and none."""
+
+BRANCHES = 2 + 2 + 2
+"""Their rows: 5 and 7, 5 and 13, 10 and 11."""
 
 
 class Run:
     """Gives a driver what is submitted, all at once, and its outputs back."""
 
-    def __init__(self, driver, idle=0):
-        self.driver, self.idle, self.first = driver, idle, len(driver.outputs) + 1000
+    def __init__(self, driver, before):
+        self.driver, self.before, self.first = driver, before, len(driver.outputs) + 1000
         self.messages, self.events = [], None
 
     def submit(self, message):
@@ -37,7 +45,7 @@ class Run:
     async def next(self):
         if self.events is None:
             self.driver.model.steps.clear()
-            self.driver.run([self.messages])
+            self.driver.run([*self.before, self.messages])
             self.events = [
                 (at, *self.driver.outputs[message.key]) for at, message in enumerate(self.messages)
             ]
@@ -45,12 +53,12 @@ class Run:
         return at, output, output.cached_tokens
 
 
-def scored(driver, prompt, tails, **fields):
+def scored(driver, prompt, tails, before, **fields):
     """The scores of tails; the driver's model has only this call's steps."""
     request = ScoreRequest(prompt="", choices=[], **fields)
     plan = ScorePlan(prompt, tails, len(prompt), [])
     driver.model.steps.clear()
-    return asyncio.run(score(Run(driver), plan, request))
+    return asyncio.run(score(Run(driver, before), plan, request))
 
 
 def expected(head, tail):
@@ -65,8 +73,8 @@ def rows(driver):
     return sum(count for step in driver.model.steps for _, _, count in step)
 
 
-def check(driver, prompt, tails, **fields):
-    scores = scored(driver, prompt, tails, **fields)
+def check(driver, prompt, tails, before=(), **fields):
+    scores = scored(driver, prompt, tails, before, **fields)
     for tail, choice in zip(tails, scores.choices, strict=True):
         assert choice.token_ids == tail
         assert choice.logprobs == pytest.approx(expected(prompt, tail), abs=1e-5)
@@ -84,9 +92,8 @@ def test_choices_behind_a_cached_prompt_are_one_step(page_size, unconditional):
     scores = check(driver, PROMPT, CITIES, unconditional=unconditional)
     assert scores.cached_tokens == len(PROMPT) - 1
     assert len(driver.model.steps) == 1
-    # The prompt's last token; 5, 7; 5 again for its other follower; 10, 11.
-    alone = 2 + 2  # 5, 7; 10, 11
-    assert rows(driver) <= 1 + 2 + 1 + 2 + (alone if unconditional else 0)
+    # The prompt's last token; 5 and 7; 5 again and 13; 10 and 11.
+    assert rows(driver) == 1 + BRANCHES + (BRANCHES if unconditional else 0)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -102,7 +109,7 @@ def test_choices_behind_a_new_prompt_are_two_steps(page_size, unconditional):
         for step in driver.model.steps
         for key, start, count in step
         for position in range(start, start + count)
-        if position < len(PROMPT) and (not unconditional or key < 1000 + 2)
+        if position < len(PROMPT) and (not unconditional or key < 1000 + 3)
     ]
     assert sorted(in_prompt) == list(range(len(PROMPT)))
 
@@ -115,7 +122,7 @@ def test_what_is_new_of_a_prompt_is_computed_once(page_size, cached):
     scores = check(driver, PROMPT, CITIES)
     assert scores.cached_tokens == cached
     assert len(driver.model.steps) == 2
-    assert rows(driver) <= len(PROMPT) - cached + 2 + 1 + 2
+    assert rows(driver) <= len(PROMPT) - cached + BRANCHES
 
 
 def test_three_hundred_choices_of_one_token_are_one_row():
@@ -136,6 +143,21 @@ def test_a_long_beginning_of_choices_is_not_computed_by_each(page_size):
     assert len(driver.model.steps) == 2
     # Twice, as the branch that reads the prompt's last row has the shorter match and comes last.
     assert rows(driver) <= 1 + 2 * len(common) + 20
+
+
+def test_a_retraction_amid_the_chunks_scores_nothing_twice():
+    """A decode that needs pages takes those of the branch, which then computes rows again."""
+    decodes = (submit(0, range(first, first + 8), 40) for first in range(1, 20))
+    decode = next(one for one in decodes if len(alone(one)) == 40)
+    driver = Driver(num_pages=16, page_size=4, budget=4)
+    tail = PROMPT[:2:-1]
+    check(driver, [21, 22, 23, 24, 25, 26], [tail], before=[[decode], []])
+    assert driver.core.scheduler.counters.retractions > 0
+    (key,) = set(driver.outputs) - {0}
+    ran = [at for at, step in enumerate(driver.model.steps) for k, *_ in step if k == key]
+    assert ran != [*range(ran[0], ran[-1] + 1)], "it was not running when it was retracted"
+    assert rows(driver) > 8 + 39 + 6 + len(tail) - 1, "nothing was computed again"
+    assert driver.ids(0) == alone(decode)
 
 
 @given(
@@ -162,5 +184,7 @@ def test_scores_are_right_however_they_are_cut_and_cached(
     )
     if prompt[:cached]:
         driver.run([[submit(0, prompt[:cached], 1)]])
-    check(driver, prompt, tails, unconditional=unconditional)
+    decode = submit(1, tails[0] or [3], longest - 7)
+    check(driver, prompt, tails, before=[[decode], []], unconditional=unconditional)
+    assert not any(tails) or driver.ids(1) == alone(decode)
     driver.core.check()
