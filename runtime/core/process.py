@@ -53,11 +53,11 @@ def _serve(config: EngineConfig, socket: zmq.Socket[bytes]) -> int:
         socket.send(encode(message))
 
     def receive(timeout: float | None) -> list[ToCore]:
-        messages = []
+        messages: list[ToCore] = []
         if socket.poll(None if timeout is None else int(timeout * 1000)):
-            messages.append(to_core.decode(socket.recv()))
+            messages += map(to_core.decode, socket.recv_multipart())
             while socket.poll(0):
-                messages.append(to_core.decode(socket.recv()))
+                messages += map(to_core.decode, socket.recv_multipart())
         return messages
 
     try:

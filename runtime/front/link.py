@@ -85,6 +85,29 @@ class _Inbox:
         return item
 
 
+class _Outbox:
+    """Messages to a core. What is put in one turn of the event loop goes out together.
+
+    So a core that waits wakes to all submissions of a request, and can compute them in one step.
+
+    Args:
+        send: Sends messages, at least one.
+    """
+
+    def __init__(self, send: Callable[[list[ToCore]], None]) -> None:
+        self._send = send
+        self._messages: list[ToCore] = []
+
+    def put(self, message: ToCore) -> None:
+        if not self._messages:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._messages.append(message)
+
+    def _flush(self) -> None:
+        messages, self._messages = self._messages, []
+        self._send(messages)
+
+
 def core_command(config: EngineConfig, address: str) -> list[str]:
     """The command that starts a core.
 
@@ -115,6 +138,7 @@ class ProcessLink:
         self._config = config
         self._command = command
         self._inbox = _Inbox()
+        self._outbox = _Outbox(self._send)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._context = zmq.asyncio.Context()
@@ -150,7 +174,12 @@ class ProcessLink:
 
     def send(self, message: ToCore) -> None:
         """Send, without waiting."""
-        sent = self._socket.send(encode(message), zmq.NOBLOCK)
+        self._outbox.put(message)
+
+    def _send(self, messages: list[ToCore]) -> None:
+        if self._socket.closed:
+            return
+        sent = self._socket.send_multipart([encode(one) for one in messages], zmq.NOBLOCK)
         assert isinstance(sent, asyncio.Future), "zmq.asyncio gives futures"
         error = sent.exception() if sent.done() else None
         # A pair without a peer refuses: the core has ended, which `receive` tells.
@@ -254,7 +283,8 @@ class ThreadLink:
     def __init__(self, run: Callable[[Receive, Send], None]) -> None:
         self._run = run
         self._inbox = _Inbox()
-        self._to_core: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
+        self._to_core: queue.SimpleQueue[list[ToCore]] = queue.SimpleQueue()
+        self._outbox = _Outbox(self._to_core.put)
         self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -265,7 +295,7 @@ class ThreadLink:
 
     def send(self, message: ToCore) -> None:
         """Send, without waiting."""
-        self._to_core.put(message)
+        self._outbox.put(message)
 
     async def receive(self) -> FromCore:
         """The next message; raises `CoreGone`."""
@@ -298,11 +328,11 @@ class ThreadLink:
 
     def _receive(self, timeout: float | None) -> list[ToCore]:
         """What waits for the core; blocks up to `timeout` seconds for the first (None: ever)."""
-        messages = []
+        messages: list[ToCore] = []
         with contextlib.suppress(queue.Empty):
-            messages.append(self._to_core.get(block=timeout != 0, timeout=timeout or None))
+            messages += self._to_core.get(block=timeout != 0, timeout=timeout or None)
             while True:
-                messages.append(self._to_core.get_nowait())
+                messages += self._to_core.get_nowait()
         return messages
 
 

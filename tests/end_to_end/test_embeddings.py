@@ -202,6 +202,16 @@ def test_scores_equal_transformers(tiny_model, tiny, ids_of, config, count):
         check_scores(engine, tiny, ids_of, PROMPT, CHOICES[-count:])
 
 
+def test_choices_reach_a_core_in_another_process_together(tiny_model, tiny, ids_of):
+    """They wake it all at once, and so are one step."""
+    with boughs.Engine(model_path=tiny_model, kv_memory="4M", threads=1) as engine:
+        check_scores(engine, tiny, ids_of, PROMPT, CHOICES)
+        for _ in range(5):
+            before = engine.stats()["steps"]
+            check_scores(engine, tiny, ids_of, PROMPT, CHOICES)
+            assert engine.stats()["steps"] == before + 1
+
+
 def test_scores_of_three_hundred_choices(tiny_model, tiny, ids_of):
     choices = [f" {first}{second}" for first in "abcdefghijklmno" for second in range(20)]
     with open_engine(tiny_model, kv_memory="4M") as engine:
