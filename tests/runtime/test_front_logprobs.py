@@ -156,6 +156,6 @@ def test_later_submissions_of_a_request_name_the_first(front, log):
     assert first.family == 0
     assert {m.family for m in later} == {first.key}
     log.clear()
-    run(front.score(ScoreRequest(prompt="a", choices=["b", "c", "d"])))
+    run(front.score(ScoreRequest(prompt="a", choices=["b!x", "c!x", "d!x"])))  # a branch each
     first, *later = of_kind(log, Submit)
     assert (first.family, {m.family for m in later}) == (0, {first.key})
