@@ -12,7 +12,7 @@ import msgspec
 
 from boughs.lang.backend import Answer, Chunk
 from boughs.lang.sampling import SamplingParams
-from boughs.runtime.messages import Output
+from boughs.runtime.messages import Hypothesis, Output
 
 from .output import Asked, ChoiceOutput
 from .plan import submit_choice
@@ -107,24 +107,27 @@ async def _searched(tokenizer: Tokenizer, asked: Asked, run: Running) -> AsyncIt
     message = submit_choice(asked, 0)
     message.params = msgspec.structs.replace(message.params, n=asked.params.n)
     run.submit(message)
-    event = await run.next()
-    if event is None:
-        for index in range(asked.params.n):
-            yield ChoiceOutput(tokenizer, asked, index).abort(ABORTED)
-        return
-    _, output, cached_tokens = event
-    for index, found in enumerate(output.hypotheses or ()):
+    found: list[Hypothesis] | None = None
+    while found is None:
+        event = await run.next()
+        if event is None:
+            for index in range(asked.params.n):
+                yield ChoiceOutput(tokenizer, asked, index).abort(ABORTED)
+            return
+        _, output, cached_tokens = event
+        found = output.hypotheses
+    for index, one in enumerate(found):
         whole = Output(
             key=output.key,
-            ids=found.ids,
-            logprobs=found.logprobs,
-            top=found.top,
+            ids=one.ids,
+            logprobs=one.logprobs,
+            top=one.top,
             prompt_logprobs=output.prompt_logprobs,
             prompt_top=output.prompt_top,
-            finish=found.finish,
-            matched=found.matched,
+            finish=one.finish,
+            matched=one.matched,
         )
         chunk = ChoiceOutput(tokenizer, asked, index).add(whole, cached_tokens)
         assert chunk is not None, "a choice that ends has a last chunk"
-        chunk.cumulative_logprob, chunk.sequence_score = found.sum_logprob, found.score
+        chunk.cumulative_logprob, chunk.sequence_score = one.sum_logprob, one.score
         yield chunk
