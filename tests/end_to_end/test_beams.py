@@ -1,6 +1,9 @@
 """Beam search on a tiny model equals transformers' on the same weights; `best_of` ranks choices."""
 
 import importlib.util
+import json
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import openai
@@ -361,6 +364,44 @@ def test_a_program_ranks_in_process_and_on_a_server(server, tiny_engine):
         tokens = meta["completion_tokens"] + meta["discarded_tokens"]
         assert state.usage.completion_tokens == tokens
         assert meta["discarded_tokens"] > 0
+
+
+def post(url, body):
+    """The status and the JSON, or the events, of an answer of `/generate`."""
+    request = urllib.request.Request(
+        url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            raw = response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+    if not body.get("stream"):
+        return 200, json.loads(raw)
+    lines = [line.removeprefix("data: ") for line in raw.splitlines() if line.startswith("data: ")]
+    return 200, [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def test_sglangs_wire_searches_and_ranks(server, tiny_engine):
+    given = {"max_new_tokens": 8, "n": 2, "beam_width": 4, "length_penalty": 0.5}
+    want = tiny_engine.generate(PROMPTS[0], given)
+    _, whole = post(server, {"text": PROMPTS[0], "sampling_params": given})
+    assert_same(whole, want)
+    _, pieces = post(server, {"text": PROMPTS[0], "sampling_params": given, "stream": True})
+    assert [piece["index"] for piece in pieces] == [0, 1]
+    assert_same(pieces, want)
+    ranked = {"max_new_tokens": 8, "seed": 3, "best_of": 5}
+    _, best = post(server, {"text": PROMPTS[0], "sampling_params": ranked})
+    assert best["output_ids"] == tiny_engine.generate(PROMPTS[0], ranked)["output_ids"]
+    for given, stream, named in (
+        (ranked, True, "best_of"),
+        ({"beam_width": 4, "stop": "x"}, False, "stop"),
+        ({"length_penalty": 2}, False, "length_penalty"),
+    ):
+        body = {"text": PROMPTS[0], "sampling_params": given, "stream": stream}
+        status, error = post(server, body)
+        assert status == 400
+        assert named in error["error"]["message"]
 
 
 def test_openai_clients_search_and_rank(server, tiny_engine):
