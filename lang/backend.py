@@ -118,6 +118,11 @@ class Chunk(msgspec.Struct, kw_only=True):
         segments: In the last chunk: what was produced, to be appended to the state: ids, and text
             for the rest of a token that a trimmed stop cut.
         finish: In the last chunk: why it ended.
+        cumulative_logprob: In the last chunk, with `best_of` or `beam_width`: the sum of the
+            output's logprobs; in a beam search, penalties and biases included.
+        sequence_score: In the last chunk of a beam search: what the outputs are ranked by.
+        discarded_tokens: In the last chunk of the first choice, with `best_of`: tokens of the
+            choices that were made and are not among the `n`.
     """
 
     rid: str
@@ -132,6 +137,9 @@ class Chunk(msgspec.Struct, kw_only=True):
     rendered: list[str] | None = None
     segments: list[Segment] | None = None
     finish: Finish | None = None
+    cumulative_logprob: float | None = None
+    sequence_score: float | None = None
+    discarded_tokens: int = 0
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):
@@ -337,6 +345,9 @@ class Answer(msgspec.Struct, kw_only=True):
     rendered: list[str]
     segments: list[Segment]
     index: int = 0
+    cumulative_logprob: float | None = None
+    sequence_score: float | None = None
+    discarded_tokens: int = 0
 
     def add(self, chunk: Chunk) -> None:
         """Append what is new in `chunk`."""
@@ -354,6 +365,13 @@ class Answer(msgspec.Struct, kw_only=True):
             self.rendered = chunk.rendered
         if chunk.segments is not None:
             self.segments = chunk.segments
+        self.cumulative_logprob = chunk.cumulative_logprob
+        self.sequence_score = chunk.sequence_score
+        self.discarded_tokens = chunk.discarded_tokens
+
+    def as_chunk(self) -> Chunk:
+        """The whole answer as one chunk."""
+        return Chunk(**{name: getattr(self, name) for name in self.__struct_fields__})
 
     @classmethod
     def empty(cls, rid: str, index: int = 0) -> Answer:

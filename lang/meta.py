@@ -23,10 +23,12 @@ def meta_info(
 
     Returns:
         `id, finish_reason` (None while the answer is unfinished), `prompt_tokens,
-        completion_tokens, cached_tokens`, `e2e_latency` if given, and where logprobs were asked
-        for `input_token_logprobs, output_token_logprobs`: lists of (logprob, token id, text or
-        None), with `input_top_logprobs, output_top_logprobs` (a list of such entries, or None, at
-        each position) where top logprobs were asked for, and in the same form
+        completion_tokens, cached_tokens`, and `e2e_latency` if given. With `best_of` or
+        `beam_width` `cumulative_logprob`, with `best_of` `discarded_tokens` (of the first choice),
+        and with `beam_width` `sequence_score`. Where logprobs were asked for
+        `input_token_logprobs, output_token_logprobs`: lists of (logprob, token id, text or None),
+        with `input_top_logprobs, output_top_logprobs` (a list of such entries, or None, at each
+        position) where top logprobs were asked for, and in the same form
         `input_token_ids_logprobs, output_token_ids_logprobs` where given tokens' were. All are of
         the model's own distribution, before temperature, penalties, bias and masks, and finite.
     """
@@ -39,6 +41,11 @@ def meta_info(
     }
     if e2e_latency is not None:
         info["e2e_latency"] = e2e_latency
+    for name in ("cumulative_logprob", "sequence_score"):
+        if (value := getattr(answer, name)) is not None:
+            info[name] = value
+    if answer.discarded_tokens:
+        info["discarded_tokens"] = answer.discarded_tokens
     if answer.logprobs is None and answer.prompt_logprobs is None:
         return info
     given, made = answer.prompt_logprobs or [], answer.logprobs or []

@@ -73,6 +73,10 @@ def gen(  # noqa: PLR0917 - SGLang's signature
     allowed_token_ids: Sequence[int] | None = None,
     bad_words: str | Sequence[str] | None = None,
     token_ids_logprob: Sequence[int] | None = None,
+    best_of: int | None = None,
+    beam_width: int | None = None,
+    length_penalty: float | None = None,
+    early_stopping: bool | str | None = None,
     no_stop_trim: bool | None = None,
     skip_special_tokens: bool | None = None,
     priority: int | None = None,
@@ -117,6 +121,11 @@ def gen(  # noqa: PLR0917 - SGLang's signature
         allowed_token_ids: Only these tokens are produced, EOS too only if it is listed.
         bad_words: Texts that are not produced, as the tokenizer spells them.
         token_ids_logprob: Also the logprobs of these tokens at each position.
+        best_of: Make so many choices, and keep the `n` most likely.
+        beam_width: Beam search with so many beams, of which the `n` best are kept.
+        length_penalty: A beam's score is its logprob over its length to this power.
+        early_stopping: End a beam search with as many outputs as beams (true), when no better one
+            is likely (false), or when none is possible (`never`).
         no_stop_trim: Keep the stop in the text.
         skip_special_tokens: Leave special tokens out of the text.
         priority: Higher runs earlier.

@@ -41,7 +41,7 @@ class Usage:
         self.requests += 1
         self.prompt_tokens += answers[0].prompt_tokens
         self.cached_tokens += answers[0].cached_tokens
-        self.completion_tokens += sum(answer.completion_tokens for answer in answers)
+        self.completion_tokens += sum(a.completion_tokens + a.discarded_tokens for a in answers)
 
 
 class Run:

@@ -106,6 +106,9 @@ class Answers:
             rendered=event["rendered"] if first else None,
             finish=None if reason is None else Finish(**reason),
             segments=None if reason is None else from_json(event["segments"]),
+            cumulative_logprob=meta.get("cumulative_logprob"),
+            sequence_score=meta.get("sequence_score"),
+            discarded_tokens=meta.get("discarded_tokens", 0),
         )
         made = meta.get("output_token_logprobs")
         if made is not None:

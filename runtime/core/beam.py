@@ -93,7 +93,9 @@ class BeamSearch:
         """
         raw = logits.log_softmax(-1)
         scores = torch.tensor([beam.score for beam in self.beams], dtype=raw.dtype)
-        totals = (self._processed(raw) + scores[:, None]).flatten()
+        # A search of one beam is greedy decoding, in which penalties apply to logits.
+        made = self._processed(logits).log_softmax(-1) if self.width == 1 else self._processed(raw)
+        totals = (made + scores[:, None]).flatten()
         count = min(max(2, 1 + len(self._ends)) * self.width, len(totals))
         values, places = totals.topk(count)
         length = len(self.beams[0].ids) + 1
@@ -119,10 +121,10 @@ class BeamSearch:
         """The `n` best finished outputs, best first."""
         return self._finished[: self._params.n]
 
-    def _processed(self, raw: Tensor) -> Tensor:
-        """Logprobs with biases and penalties, which transformers applies to logprobs here."""
+    def _processed(self, scores: Tensor) -> Tensor:
+        """Scores with biases and penalties, in transformers' order."""
         params = self._params
-        made = raw.clone()
+        made = scores.clone()
         if params.logit_bias:
             ids = torch.tensor(list(params.logit_bias))
             made[:, ids] += torch.tensor(list(params.logit_bias.values()), dtype=made.dtype)
@@ -171,7 +173,6 @@ class BeamSearch:
         if len(self._finished) < self.width:
             return False
         params = self._params
-        # A search of one beam is greedy decoding: it ends with its first output.
         if params.early_stopping is True or self.width == 1:
             return True
         # What the best beam would score if it ended here; or, where length pays and the search is

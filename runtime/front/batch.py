@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from boughs.lang.backend import Answer, Backend, Chunk, GenerateRequest, collect
+from boughs.lang.beams import check_stream
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.meta import meta_info
 from boughs.lang.sampling import SamplingParams
@@ -100,8 +101,17 @@ class Batch:
         results = [result for results in gathered for result in results]
         return results if self._gives_list else results[0]
 
-    async def stream(self, backend: Backend) -> AsyncIterator[Json]:
-        """Answers that grow; of several, each says by `index` which it is."""
+    def stream(self, backend: Backend) -> AsyncIterator[Json]:
+        """Answers that grow; of several, each says by `index` which it is.
+
+        Raises:
+            InvalidRequest: The choices are ranked when all are made.
+        """
+        for request in self.requests:
+            check_stream(request.params, "sampling_params.")
+        return self._stream(backend)
+
+    async def _stream(self, backend: Backend) -> AsyncIterator[Json]:
         gate = asyncio.Semaphore(MOST_AT_ONCE)
         chunks: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue()
 

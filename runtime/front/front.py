@@ -30,18 +30,17 @@ from boughs.lang.errors import (
     Unsupported,
 )
 from boughs.lang.sampling import SamplingParams
+from boughs.runtime.beams import beam_limit
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.messages import Limits
 
 from .chat import ChatTemplate
+from .choices import answer, submissions
 from .embed import embed
 from .leases import keep
 from .link import Link, process_link
-from .output import ChoiceOutput
-from .plan import Planner, submit_choice, text_size
-from .prompt_logprobs import PromptLogprobs
+from .plan import Planner, text_size
 from .registry import Registry
-from .running import ABORTED
 from .score import score
 from .supervisor import Supervisor
 from .tokenizer import Tokenizer
@@ -134,33 +133,13 @@ class Front:
             EngineDied: The core died, and another did not help.
         """
         params = request.params
-        with self._requests.request(request.rid, params.n, params.timeout) as (rid, run):
+        with self._requests.request(request.rid, submissions(params), params.timeout) as (rid, run):
             size = text_size(request.prompt) + WORD_SIZE * len(params.bad_words)
             asked = await _off_loop(size, self._planner.plan, request, rid)
-            several = asked.params.n > 1 and asked.prompt_logprobs_from is not None
-            sent = PromptLogprobs(wanted=several)
-            going: dict[int, ChoiceOutput] = {}
-            for index in range(asked.params.n):
-                going[index] = ChoiceOutput(self.tokenizer, asked, index)
-                run.submit(submit_choice(asked, index))
-            while going:
-                event = await run.next()
-                if event is None:
-                    ends = [choice.abort(ABORTED) for choice in going.values()]
-                    for last in (*sent.rest(), *ends):
-                        yield last
-                    return
-                index, output, cached_tokens = event
-                if index not in going:
-                    continue  # made beyond a stop
-                choice = going[index]
-                chunk = choice.add(output, cached_tokens)
-                if choice.ended:
-                    del going[index]
-                    if asked.params.stops_in_text:
-                        run.finish(index, choice.length)
-                for ready in () if chunk is None else sent.ready(chunk):
-                    yield ready
+            if params.beam_width is not None:
+                beam_limit(params.beam_width, len(asked.prompt_ids), self.limits, self.config)
+            async for chunk in answer(self.tokenizer, asked, run):
+                yield chunk
 
     async def score(self, request: ScoreRequest) -> Scores:
         """The logprobs of each choice as a continuation of the prompt.

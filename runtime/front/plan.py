@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from boughs.lang.backend import EncodeRequest, GenerateRequest, Prompt, ScoreRequest
+from boughs.lang.beams import check_whole
 from boughs.lang.errors import InvalidRequest, Unservable, Unsupported
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Segment, Text
@@ -52,6 +53,7 @@ class Planner:
         """
         params = request.params
         params.check()
+        check_whole(params)
         self._check_texts(params)
         segments = as_segments(request.prompt)
         rendered = self._chat.render_roles(segments)

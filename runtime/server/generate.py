@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from boughs.lang.backend import GenerateRequest, Prompt
+from boughs.lang.beams import check_stream
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import from_json
@@ -121,6 +122,9 @@ def read_generate(body: Mapping[str, Any]) -> GenerateCall:
     count = len(prompts)
     scores = name != "segments"  # SGLang's client scores choices so, and knows no segments
     params = _read_params(body, count, is_list=is_list)
+    if _flag(body, "stream") and scores:  # the language has no other way to ask
+        for one in params:
+            check_stream(one, "sampling_params.")
     asked = _each(body, "return_logprob", bool, [False] * count, is_list=is_list)
     starts = _each(
         body,

@@ -50,7 +50,8 @@ async def merged(
     """
     inbox = _Inbox(len(requests))
     queue = enumerate(requests)
-    most = max(1, MOST_AT_ONCE // max(request.params.n for request in requests))
+    widest = max(max(one.params.n, one.params.best_of or 1) for one in requests)
+    most = max(1, MOST_AT_ONCE // widest)
     tasks = [
         asyncio.create_task(_work(served, queue, inbox)) for _ in range(min(most, len(requests)))
     ]

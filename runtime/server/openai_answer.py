@@ -22,11 +22,17 @@ TokenBytes = Callable[[int], bytes]
 def usage(answers: Sequence[Sequence[Answer]]) -> Json:
     """OpenAI's usage of one call: a prompt counts once, however many choices it has.
 
+    Choices that `best_of` made and did not return count, as OpenAI counts them.
+
     Args:
         answers: Of each prompt, of each of its choices.
     """
     prompt = sum(choices[0].prompt_tokens for choices in answers)
-    made = sum(answer.completion_tokens for choices in answers for answer in choices)
+    made = sum(
+        answer.completion_tokens + answer.discarded_tokens
+        for choices in answers
+        for answer in choices
+    )
     cached = sum(min(answer.cached_tokens for answer in choices) for choices in answers)
     return {
         "prompt_tokens": prompt,

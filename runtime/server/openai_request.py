@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from boughs.lang.backend import GenerateRequest, Prompt
+from boughs.lang.beams import check_stream
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.sampling import ALIASES, NOT_YET, SamplingParams
 
@@ -22,7 +23,7 @@ from .served import Chat
 COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; for chat it is the context."""
 
-_SAMPLING = {*SamplingParams.__struct_fields__, *ALIASES, *NOT_YET} - {"best_of"}
+_SAMPLING = {*SamplingParams.__struct_fields__, *ALIASES, *NOT_YET}
 
 LABELS = {"user", "metadata", "safety_identifier", "prompt_cache_key"}
 """They change nothing in an answer."""
@@ -44,7 +45,7 @@ _LACKED = {
 }
 
 _COMMON = {"model", "stream", "stream_options", "response_format", "logprobs"}
-_COMPLETION = _COMMON | {"prompt", "echo", "best_of"}
+_COMPLETION = _COMMON | {"prompt", "echo"}
 _CHAT = _COMMON | {
     *("messages", "top_logprobs", "chat_template_kwargs", "add_generation_prompt"),
     "continue_final_message",
@@ -95,8 +96,6 @@ def read_completion(body: Mapping[str, Any]) -> Call:
         Unsupported: A field that OpenAI has and we lack.
     """
     _check_names(body, _COMPLETION)
-    if body.get("best_of") not in (None, 1, body.get("n")):
-        raise Unsupported("best_of is not supported", "best_of")
     prompts, is_list = read_inputs(body.get("prompt"), "prompt")
     params = _params(body, default_tokens=COMPLETION_TOKENS)
     count = _field(body, "logprobs", int | None, None)
@@ -198,7 +197,10 @@ def _params(body: Mapping[str, Any], default_tokens: int | None) -> SamplingPara
         if "json_schema" in given:
             raise InvalidRequest("give json_schema or response_format, not both", "response_format")
         given["json_schema"] = schema
-    return SamplingParams.from_mapping(given)
+    params = SamplingParams.from_mapping(given)
+    if body.get("stream"):
+        check_stream(params)
+    return params
 
 
 def _response_schema(value: Any) -> str | None:

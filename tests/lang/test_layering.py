@@ -24,7 +24,18 @@ NEVER = {
 }
 RUNTIME_MAY_USE = {
     # the sampling parameters and the data that they exchange; the programs' IR and executor
-    *("backend", "errors", "lease", "loop", "meta", "sampling", "segments", "executor", "ir"),
+    *(
+        "backend",
+        "beams",
+        "errors",
+        "lease",
+        "loop",
+        "meta",
+        "sampling",
+        "segments",
+        "executor",
+        "ir",
+    ),
 }
 """Of `lang`. The commands in `runtime/cli` are users of the language and may use all of it."""
 

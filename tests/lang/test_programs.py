@@ -246,7 +246,10 @@ def test_a_gens_own_parameters_go_before_those_of_the_run():
         ({"max_tokens": 3, "max_new_tokens": 4}, "max_new_tokens"),
         ({"stream": 1}, "stream"),
         ({"backend": "http://x"}, "backend"),
-        ({"beam_width": 3}, "beam_width"),
+        ({"beam_width": 0}, "beam_width"),
+        ({"beam_width": 3, "top_p": 0.5}, "top_p"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"structural_tag": "x"}, "structural_tag"),
     ],
 )
 def test_a_wrong_parameter_of_a_run_is_named(options, named):

@@ -231,8 +231,6 @@ def test_unset_fields(site):
         {"reasoning_effort": "high"},
         {"response_format": {"type": "structural_tag"}},
         {"response_format": "json"},
-        {"best_of": 2},
-        {"beam_width": 2},
         {"lora_path": "a"},
     ],
 )
@@ -403,7 +401,12 @@ def test_infinite_logprobs(site, client):
         ({"prompt": [1, "a"]}, "prompt[1]"),
         ({"prompt": [[1], ["a"]]}, "prompt[1][0]"),
         ({"suffix": "x"}, "suffix is not supported"),
-        ({"best_of": 3}, "best_of is not supported"),
+        ({"n": 3, "best_of": 2}, "best_of must be at least n"),
+        ({"best_of": 0}, "best_of must be"),
+        ({"best_of": 2, "stream": True}, "best_of: choices that are ranked"),
+        ({"beam_width": 2, "n": 3}, "n must be at most beam_width"),
+        ({"beam_width": 2, "stop": "x"}, "stop: beam search does not honour it"),
+        ({"beam_width": 2, "temperature": 0.5}, "temperature: beam search does not honour it"),
         ({"logprobs": -1}, "logprobs must be"),
         ({"logprobs": True}, "logprobs: expected"),
         ({"echo": 1}, "echo: expected"),
@@ -419,6 +422,22 @@ def test_wrong_completions(site, field, words):
 def test_best_of_that_asks_for_nothing(client):
     assert client.completions.create(model="fake", prompt="abc", best_of=1)
     assert client.completions.create(model="fake", prompt="abc", n=2, best_of=2)
+
+
+def test_best_of_and_beams_reach_the_engine(site, client):
+    client.completions.create(
+        model="fake", prompt="abc", n=2, best_of=4, extra_body={"length_penalty": None}
+    )
+    assert (asked(site).params.n, asked(site).params.best_of) == (2, 4)
+    client.completions.create(
+        model="fake",
+        prompt="abc",
+        n=2,
+        extra_body={"beam_width": 3, "length_penalty": 0.5, "early_stopping": "never"},
+    )
+    params = asked(site).params
+    assert (params.beam_width, params.length_penalty) == (3, 0.5)
+    assert params.early_stopping == "never"
 
 
 # ---- errors, as the package raises them ----
