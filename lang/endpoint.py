@@ -300,12 +300,10 @@ def _refused(url: str, response: aiohttp.ClientResponse, raw: bytes) -> BoughsEr
     """The error that a server answered."""
     try:
         fault = msgspec.json.decode(raw)["error"]
-        error = as_error(str(fault["type"]), str(fault["message"]))
+        error = as_error(str(fault["type"]), str(fault["message"]), fault.get("param"))
     except (msgspec.DecodeError, LookupError, TypeError):
         text = raw[:500].decode("utf-8", "replace")
         return BackendError(f"{url} answered {response.status} {response.reason}: {text}")
-    if isinstance(error, InvalidRequest):
-        error.param = fault.get("param")
     if isinstance(error, Overloaded):
         after = response.headers.get("Retry-After", "")
         error.retry_after = float(after) if after.isdigit() else error.retry_after

@@ -15,8 +15,9 @@
     ├── BackendError (502)       what a remote answered that is none of the above
     └── ProgramError             an error inside a program: where, and chained to its cause
 
-`as_error` turns the plain form (`kind`, `message`) that crosses a process or the wire back into
-the error itself. This module knows nothing of requests, programs or servers.
+`as_error` turns the plain form (`kind`, `message`, `param`) that crosses a process or the wire back
+into the error itself; `as_plain` gives that form. This module knows nothing of requests, programs
+or servers.
 """
 
 from __future__ import annotations
@@ -126,9 +127,17 @@ _BY_NAME: dict[str, type[BoughsError]] = {
 }
 
 
-def as_error(kind: str, message: str) -> BoughsError:
+def as_error(kind: str, message: str, param: str | None = None) -> BoughsError:
     """The error whose class is called `kind`; an unknown kind gives a `BackendError`."""
-    return _BY_NAME.get(kind, BackendError)(message)
+    error = _BY_NAME.get(kind, BackendError)(message)
+    if isinstance(error, InvalidRequest):
+        error.param = param
+    return error
+
+
+def as_plain(error: BoughsError) -> tuple[str, str, str | None]:
+    """What `as_error` makes the error of again: class name, message, and field at fault."""
+    return type(error).__name__, str(error), getattr(error, "param", None)
 
 
 def located(error: BaseException, where: str) -> BoughsError:

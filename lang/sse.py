@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from boughs.lang.backend import Chunk, Finish, TokenLogprob
-from boughs.lang.errors import BackendError, InvalidRequest, as_error
+from boughs.lang.errors import BackendError, as_error
 from boughs.lang.segments import from_json
 
 Json = dict[str, Any]
@@ -52,10 +52,7 @@ def _event(value: bytes) -> Json:
         return event
     if not isinstance(fault, dict):
         raise BackendError(str(fault))
-    error = as_error(str(fault.get("type")), str(fault.get("message")))
-    if isinstance(error, InvalidRequest):
-        error.param = fault.get("param")
-    raise error
+    raise as_error(str(fault.get("type")), str(fault.get("message")), fault.get("param"))
 
 
 @dataclass

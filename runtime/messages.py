@@ -14,6 +14,9 @@ import msgspec
 
 from boughs.lang.sampling import SamplingParams
 
+Plain = tuple[str, str, str | None]
+"""An error as `boughs.lang.errors.as_plain` gives it."""
+
 
 class Limits(msgspec.Struct, frozen=True):
     """What the core can serve; the front validates against it.
@@ -151,7 +154,7 @@ class Output(msgspec.Struct, omit_defaults=True):
         embedding: The pooled hidden state, as float32 in this machine's byte order.
         finish: `stop`, `length` or None; the last output of a submission has one.
         matched: The token that ended it, for `stop`.
-        error: (class name, message) when it failed; nothing follows.
+        error: (class name, message, field) when it failed; nothing follows.
         hypotheses: What a beam search found, best first; it has only this one output.
     """
 
@@ -168,7 +171,7 @@ class Output(msgspec.Struct, omit_defaults=True):
     embedding: bytes | None = None
     finish: str | None = None
     matched: int | None = None
-    error: tuple[str, str] | None = None
+    error: Plain | None = None
     hypotheses: list[Hypothesis] | None = None
 
 
@@ -179,11 +182,11 @@ class Outputs(msgspec.Struct, tag="outputs"):
 
 
 class Reply(msgspec.Struct, tag="reply"):
-    """The result of a `Call`, or the error (class name, message) that it raised."""
+    """The result of a `Call`, or the error (class name, message, field) that it raised."""
 
     id: int
     result: Any = None
-    error: tuple[str, str] | None = None
+    error: Plain | None = None
 
 
 class LeaseEnded(msgspec.Struct, tag="lease_ended"):
@@ -194,9 +197,9 @@ class LeaseEnded(msgspec.Struct, tag="lease_ended"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The core cannot start, or met a fault of its own and ends. (class name, message)."""
+    """The core cannot start, or met a fault of its own and ends. (class name, message, field)."""
 
-    error: tuple[str, str]
+    error: Plain
 
 
 FromCore = Ready | Outputs | Reply | LeaseEnded | Failed

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import asdict
 from typing import Any
 
-from boughs.lang.errors import BoughsError, InvalidRequest, RequestTimeout
+from boughs.lang.errors import BoughsError, InvalidRequest, RequestTimeout, as_plain
 from boughs.radix import Lease, take_snapshot
 from boughs.runtime.core.scheduler import Scheduler
 from boughs.runtime.core.times import StepTimes
@@ -167,7 +167,7 @@ class Calls:
         self._scheduler.check()
 
     def _fail(self, call: int, error: BoughsError) -> None:
-        self._send(Reply(call, error=(type(error).__name__, str(error))))
+        self._send(Reply(call, error=as_plain(error)))
 
 
 _METHODS: dict[str, Callable[..., Any]] = {

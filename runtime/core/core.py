@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from boughs.lang.errors import BoughsError, Unservable
+from boughs.lang.errors import BoughsError, Unservable, as_plain
 from boughs.radix import PrefixCache
 from boughs.runtime.beams import beam_limit
 from boughs.runtime.config import EngineConfig
@@ -150,7 +150,9 @@ class Core:
         assert params.max_new_tokens is not None, "the front sets max_new_tokens"
         prompt, pool = len(submit.prompt_ids), self.limits.pool_tokens
         if prompt > pool:  # the front knew another core's limits when it let the request in
-            raise Unservable(f"prompt: {prompt} tokens do not fit the KV cache of {pool} tokens")
+            raise Unservable(
+                f"prompt: {prompt} tokens do not fit the KV cache of {pool} tokens", "prompt"
+            )
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         row = RowState(params, submit.choice, ends)
         row.note_prompt(submit.prompt_ids)
@@ -320,4 +322,4 @@ def _complete(matcher: Matcher | None) -> bool:
 
 
 def _failure(key: int, error: BoughsError) -> Output:
-    return Output(key=key, error=(type(error).__name__, str(error)))
+    return Output(key=key, error=as_plain(error))

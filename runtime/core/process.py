@@ -15,7 +15,7 @@ import time
 import msgspec
 import zmq
 
-from boughs.lang.errors import BoughsError
+from boughs.lang.errors import BoughsError, as_plain
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.messages import Failed, FromCore, ToCore, encode, to_core
 
@@ -67,9 +67,9 @@ def _serve(config: EngineConfig, socket: zmq.Socket[bytes]) -> int:
         Core(config).run(receive, send)
     except Exception as error:
         if isinstance(error, BoughsError):
-            send(Failed((type(error).__name__, str(error))))
+            send(Failed(as_plain(error)))
             return 1
-        send(Failed(("EngineDied", f"{type(error).__name__}: {error}")))
+        send(Failed(("EngineDied", f"{type(error).__name__}: {error}", None)))
         raise
     return 0
 

@@ -24,7 +24,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from boughs.lang.errors import BoughsError
+from boughs.lang.errors import BoughsError, as_plain
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.messages import Failed, FromCore, Shutdown, ToCore, encode, from_core
 
@@ -314,10 +314,10 @@ class ThreadLink:
         try:
             self._run(self._receive, self._post)
         except BoughsError as error:
-            self._post(Failed((type(error).__name__, str(error))))
+            self._post(Failed(as_plain(error)))
         except BaseException as error:  # noqa: BLE001 -- a thread's last line: it is reported
             reason = "".join(traceback.format_exception(error))
-            self._post(Failed(("EngineDied", f"{type(error).__name__}: {error}")))
+            self._post(Failed(("EngineDied", f"{type(error).__name__}: {error}", None)))
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._inbox.put, CoreGone(reason))
         self._loop.call_soon_threadsafe(self._ended.set)

@@ -357,7 +357,7 @@ class Supervisor:
 
 async def _farewell(link: Link, message: Failed) -> str:
     """What a core says of its fault, and how it then ends."""
-    kind, text = message.error
+    kind, text, _ = message.error
     try:
         async with asyncio.timeout(FAREWELL_SECONDS):
             while True:

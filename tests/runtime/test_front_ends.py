@@ -193,7 +193,8 @@ class FailsBeyond(fake.FakeCore):
             if isinstance(message, Outputs):
                 firsts = [o for o in message.outputs if o.ids and o.key in self.firsts]
                 message.outputs += [
-                    Output(key=o.key, error=("InvalidRequest", "no token is left")) for o in firsts
+                    Output(key=o.key, error=("InvalidRequest", "no token is left", "bad_words"))
+                    for o in firsts
                 ]
             send(message)
 
@@ -261,13 +262,14 @@ def test_an_error_of_the_core_is_raised_to_the_one_who_asked():
             if run.submit.params.regex is None:
                 return super().step(run)
             del self.running[run.submit.key]
-            return fake.Output(key=run.submit.key, error=("GrammarError", "regex: no ("))
+            return fake.Output(key=run.submit.key, error=("GrammarError", "regex: no (", "regex"))
 
     with running_front(Refusing) as front:
         from boughs.lang.errors import GrammarError
 
-        with pytest.raises(GrammarError, match=r"regex: no \("):
+        with pytest.raises(GrammarError, match=r"regex: no \(") as caught:
             chunks_of(front, GenerateRequest(prompt="Hello", params=greedy(regex="(", n=2)))
+        assert caught.value.param == "regex"
         assert run(front.stats())["running"] == 0
 
 

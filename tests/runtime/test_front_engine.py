@@ -282,7 +282,7 @@ def test_a_wrong_setting_is_named_and_starts_nothing(folder, monkeypatch, argume
 
 
 def test_a_core_that_cannot_start_leaves_nothing(folder, monkeypatch):
-    core = fake.FakeCore(fail=("Unservable", "kv_memory: no page fits"))
+    core = fake.FakeCore(fail=("Unservable", "kv_memory: no page fits", "kv_memory"))
     monkeypatch.setattr(engines, "process_link", lambda _: ThreadLink(core.run))
     before = set(threading.enumerate())
     with pytest.raises(BoughsError, match="no page fits"):

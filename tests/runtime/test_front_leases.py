@@ -161,7 +161,9 @@ def test_the_cores_own_timeout_reaches_the_caller():
     def call(message):
         if message.method != "flush":
             return plain(message)
-        return fake.Reply(message.id, error=("RequestTimeout", "flush_cache: requests ran on"))
+        return fake.Reply(
+            message.id, error=("RequestTimeout", "flush_cache: requests ran on", None)
+        )
 
     core.call = call
     with (

@@ -386,7 +386,7 @@ def test_a_call_that_is_not_answered_ends(monkeypatch):
 def test_a_core_that_speaks_of_a_fault_and_stays_is_replaced():
     class Odd(fake.FakeCore):
         def take(self, submit):
-            self.send(fake.Failed(("EngineDied", "out of luck")))
+            self.send(fake.Failed(("EngineDied", "out of luck", None)))
             super().take(submit)
 
         def run(self, receive, send):
