@@ -9,7 +9,7 @@ MODEL  := smollm2-135m
 # of that name, which transformers looks for.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo install model test test-slow lint bench clean
+.PHONY: demo install model test test-slow test-gpu lint bench clean
 
 demo: model
 	$(BIN)/boughs run --model $(MODEL) examples/multi_turn.py
@@ -26,6 +26,10 @@ test: model
 test-slow: model
 	$(BIN)/pytest -m slow
 
+# The tests of the real kernels; they skip without an NVIDIA GPU.
+test-gpu: model
+	BOUGHS_TEST_GPU=1 $(BIN)/pytest -m gpu
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,6 +41,7 @@ bench: model
 	$(BIN)/python benchmarks/lang.py
 	$(BIN)/python benchmarks/engine.py
 	GOMP_SPINCOUNT=0 $(BIN)/python benchmarks/host.py
+	$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -83,6 +83,22 @@ class AttentionBatch:
             page_size=page_size,
         )
 
+    def padded(self, num_requests: int) -> AttentionBatch:
+        """With requests added, of one row each that sees the first token of page 0.
+
+        Page 0 is handed out to nobody, so what is computed there concerns nobody.
+        """
+        added = num_requests - self.num_requests
+        ones = np.ones(added, dtype=np.int32)
+        more = np.arange(1, added + 1, dtype=np.int32)
+        return AttentionBatch(
+            qo_indptr=np.concatenate((self.qo_indptr, self.qo_indptr[-1] + more)),
+            kv_indptr=np.concatenate((self.kv_indptr, self.kv_indptr[-1] + more)),
+            kv_indices=np.concatenate((self.kv_indices, 0 * ones)),
+            kv_last_page_len=np.concatenate((self.kv_last_page_len, ones)),
+            page_size=self.page_size,
+        )
+
     @property
     def num_requests(self) -> int:
         """R."""

@@ -1,7 +1,7 @@
 """The memory of the page pool: keys and values of all layers, as NHD pages in one tensor.
 
-Pages are zero until written, and zero pages cost no memory. This module hands out no page and
-knows no request; who may write where is decided by the page pool.
+Pages are zero until written, and zero pages cost no memory on the CPU. This module hands out no
+page and knows no request; who may write where is decided by the page pool.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 
 HUGE = 1 << 30
 """Bytes of a pool from which on it asks for the system's large pages, of some 2 MiB."""
+CPU = torch.device("cpu")
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class RowCopy(Protocol):
@@ -47,6 +49,7 @@ class KVCache:
         num_kv_heads: Key and value heads.
         head_dim: Width of a head.
         dtype: Of the elements.
+        device: Where they are.
 
     Raises:
         ValueError: A size below 1.
@@ -61,6 +64,7 @@ class KVCache:
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
     ) -> None:
         shape = (num_layers, 2, num_pages, page_size, num_kv_heads, head_dim)
         if min(shape) < 1:
@@ -71,9 +75,17 @@ class KVCache:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.dtype = dtype
-        size = num_pages * self.bytes_per_page(num_layers, page_size, num_kv_heads, head_dim, dtype)
-        self._data = torch.frombuffer(_zeros(size), dtype=dtype).view(shape)
+        # Zero throughout: a kernel may multiply a row that nobody wrote by a weight of zero.
+        if device.type == "cpu":
+            size = num_pages * self.bytes_per_page(
+                num_layers, page_size, num_kv_heads, head_dim, dtype
+            )
+            self._data = torch.frombuffer(_zeros(size), dtype=dtype).view(shape)
+        else:
+            self._data = torch.zeros(shape, dtype=dtype, device=device)
         by_slot = self._data.view(num_layers, 2, num_pages * page_size, num_kv_heads, head_dim)
+        if dtype in FLOAT8:
+            by_slot = by_slot.view(torch.uint8)  # torch moves no float8 by index
         self._layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self._data]
         self._slots: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in by_slot]
 
@@ -90,7 +102,7 @@ class KVCache:
 
         Args:
             layer: The layer.
-            slots: int64 [T], all different: page * page_size + row.
+            slots: int64 [T], all different but those of page 0: page * page_size + row.
             k: [T, kv_heads, head_dim].
             v: [T, kv_heads, head_dim].
 
@@ -98,8 +110,15 @@ class KVCache:
             IndexError: A slot out of the pool.
         """
         keys, values = self._slots[layer]
-        keys.index_copy_(0, slots, k)
-        values.index_copy_(0, slots, v)
+        keys.index_copy_(0, slots, self._stored(k))
+        values.index_copy_(0, slots, self._stored(v))
+
+    def _stored(self, rows: Tensor) -> Tensor:
+        """The rows as they are kept; float8 takes what is out of its range at the border."""
+        if self.dtype not in FLOAT8:
+            return rows.to(self.dtype)
+        most = torch.finfo(self.dtype).max
+        return rows.clamp(-most, most).to(self.dtype).view(torch.uint8)
 
     def copy_rows(self, orders: Iterable[RowCopy]) -> None:
         """Carry out copy orders, one after another, in all layers."""

@@ -38,10 +38,13 @@ class ReferenceBackend:
         batch.check(kv.num_pages)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for r, kv_len in enumerate(batch.kv_lens.tolist()):
-            pages = torch.from_numpy(batch.kv_indices[batch.kv_indptr[r] : batch.kv_indptr[r + 1]])
+            indices = batch.kv_indices[batch.kv_indptr[r] : batch.kv_indptr[r + 1]]
+            pages = torch.from_numpy(indices).to(q.device, torch.int64)
             rows = slice(int(batch.qo_indptr[r]), int(batch.qo_indptr[r + 1]))
-            k = kv.k(layer)[pages.long()].flatten(0, 1)[:kv_len]  # [m, K, D]
-            v = kv.v(layer)[pages.long()].flatten(0, 1)[:kv_len]
+            if rows.start == rows.stop:
+                continue
+            k = kv.k(layer)[pages].flatten(0, 1)[:kv_len]  # [m, K, D]
+            v = kv.v(layer)[pages].flatten(0, 1)[:kv_len]
             window = self.config.window(layer) or kv_len
             out[rows] = self._attend(q[rows], k.to(q.dtype), v.to(q.dtype), window)
         return out
@@ -60,8 +63,8 @@ class ReferenceBackend:
         scores = torch.einsum("nhd,mhd->hnm", q, k) * self.config.scale
         if self.config.soft_cap:
             scores = self.config.soft_cap * torch.tanh(scores / self.config.soft_cap)
-        own = torch.arange(m - n, m)[:, None]  # the positions of the rows
-        seen = torch.arange(first, m)[None, :]
+        own = torch.arange(m - n, m, device=q.device)[:, None]  # the positions of the rows
+        seen = torch.arange(first, m, device=q.device)[None, :]
         hidden = (seen > own) | (seen <= own - window)  # [n, m - first]
         weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
         return torch.einsum("hnm,mhd->nhd", weights, v)

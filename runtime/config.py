@@ -24,13 +24,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one engine: a model, its cache and its scheduler."""
 
     model_path: Annotated[str, _help("an alias, a folder, a GGUF file or a hub name")]
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        _help("where the model runs: on an NVIDIA GPU if there is one, else on the CPU"),
+    ] = "auto"
     dtype: Annotated[
-        Literal["float32"], _help("number format of weights, activations and KV cache")
-    ] = "float32"
+        Literal["auto", "float32", "bfloat16", "float16"],
+        _help("number format of weights and activations: float32 on the CPU, bfloat16 on a GPU"),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8_e4m3", "fp8_e5m2"],
+        _help("number format of the KV cache: that of the activations, or float8 on a GPU"),
+    ] = "auto"
     page_size: Annotated[int, _help("tokens per page of the KV cache")] = 16
     kv_memory: Annotated[
         str | None,
-        _help("memory for the KV cache, as 512M or 4G; default 40 % of what is free, at most 8G"),
+        _help(
+            "memory for the KV cache, as 512M or 4G; default 40 % of what is free, at most 8G, "
+            "or 85 % of what the weights leave of a GPU"
+        ),
     ] = None
     context_length: Annotated[
         int | None, _help("longest prompt and output together, in tokens; default the model's own")
@@ -38,7 +50,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[
         int | None, _help("cores to compute on; default those that this process may use")
     ] = None
-    max_batched_tokens: Annotated[int, _help("tokens that one step may compute")] = 256
+    max_batched_tokens: Annotated[
+        int | None, _help("tokens that one step may compute; default 256, on a GPU 8192")
+    ] = None
     max_running_requests: Annotated[int, _help("requests that decode at once")] = 256
     max_queued_requests: Annotated[
         int, _help("requests that may wait; more are refused with 429")
@@ -66,8 +80,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "lru"
     attention_backend: Annotated[
-        Literal["auto", "cpu", "reference"], _help("kernels for attention")
+        Literal["auto", "flashinfer", "cpu", "reference"],
+        _help("kernels for attention; auto is flashinfer on a GPU, cpu elsewhere"),
     ] = "auto"
+    disable_cuda_graph: Annotated[bool, _help("launch the kernels of a decode step one by one")] = (
+        False
+    )
     disable_cascade: Annotated[
         bool,
         _help(
@@ -85,13 +103,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in (
             "page_size",
-            "max_batched_tokens",
             "max_running_requests",
             "max_queued_requests",
         ):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} must be at least 1, got {getattr(self, name)}", name)
-        for name in ("context_length", "threads"):
+        for name in ("context_length", "threads", "max_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} must be at least 1, got {value}", name)

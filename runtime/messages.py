@@ -21,7 +21,8 @@ Plain = tuple[str, str, str | None]
 class Limits(msgspec.Struct, frozen=True):
     """What the core can serve; the front validates against it.
 
-    `context_length` and `pool_tokens` bound prompt and output together, in tokens.
+    `context_length` and `pool_tokens` bound prompt and output together, in tokens; the reasons
+    say why this device and these kernels.
     """
 
     model_path: str
@@ -33,6 +34,9 @@ class Limits(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     attention_backend: str
     dtype: str
+    device: str = "cpu"
+    device_why: str = ""
+    attention_why: str = ""
 
 
 # ---- front to core ----

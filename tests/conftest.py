@@ -9,6 +9,9 @@ import pytest
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")  # as the core process does; before torch is loaded
 
+if "BOUGHS_TEST_GPU" not in os.environ:  # `make test-gpu` sets it; all other tests mean the CPU
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 FIXTURES = Path(__file__).parent / "fixtures"
 
 

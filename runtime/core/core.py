@@ -62,6 +62,7 @@ class Core:
     def __init__(self, config: EngineConfig, runner: Runner | None = None) -> None:
         folder = Path(config.model_path)
         self.runner = ModelRunner(config, folder) if runner is None else runner
+        placement = self.runner.placement
         self.cache = PrefixCache(
             self.runner.num_pages,
             config.page_size,
@@ -71,7 +72,7 @@ class Core:
         self.scheduler = Scheduler(
             self.cache,
             config.page_size,
-            config.max_batched_tokens,
+            config.max_batched_tokens or placement.max_batched_tokens,
             max_running=config.max_running_requests,
             policy=config.schedule_policy,
             conservativeness=config.schedule_conservativeness,
@@ -89,7 +90,10 @@ class Core:
             num_pages=self.runner.num_pages,
             eos_token_ids=eos,
             attention_backend=self.runner.attention_name,
-            dtype=config.dtype,
+            dtype=str(placement.dtype).removeprefix("torch."),
+            device=str(placement.device),
+            device_why=placement.why,
+            attention_why=self.runner.attention_why,
         )
         self._grammars = GrammarCompiler(folder, self.runner.vocab_size, eos)
         self._arrivals = 0
@@ -219,7 +223,7 @@ class Core:
                 if request.search is None:
                     outputs.append(self._sampled(request, logits, begin, likely[begin]))
                 else:
-                    outputs += self._searched(request, request.search, logits[begin:at])
+                    outputs += self._searched(request, request.search, logits[begin:at].cpu())
         self.times.end("sample")
         return True
 
@@ -286,7 +290,9 @@ class Core:
         mask = None
         if matcher is not None:
             mask = matcher.mask(self.limits.vocab_size)
-        token = sample(logits.clone(), request.row, request.output_len, mask)
+        token = sample(
+            logits.clone(), request.row, request.output_len, mask, self.runner.filters
+        )
         if matcher is not None:
             matcher.accept(token)
         return token

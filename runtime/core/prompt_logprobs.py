@@ -50,7 +50,8 @@ def gather(step: Step, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) ->
 
 def _append(request: Request, position: int, logits: Tensor) -> None:
     logprobs = logits.log_softmax(-1)
-    ids = torch.tensor(request.tokens[position : position + len(logits)], dtype=torch.int64)
+    tokens = request.tokens[position : position + len(logits)]
+    ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
     request.prompt_logprobs += logprobs.gather(1, ids[:, None])[:, 0].tolist()
     if request.submit.top_logprobs:
         request.prompt_top += top_logprobs(logprobs, request.submit.top_logprobs)

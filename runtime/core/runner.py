@@ -1,42 +1,49 @@
 """The model with its KV cache: from a step to logits.
 
-Builds the batch's tensors, carries out the copy orders, runs the model, and reads off the logits
-of the rows that are asked for. This module decides nothing about requests.
+Carries out the copy orders, plans the attention, runs the model, and reads off the logits of the
+rows that are asked for. This module decides nothing about requests.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from boughs.kernels.backend import make_backend
+from boughs.kernels import filters, ops
+from boughs.kernels.backend import AttentionBackend, choose_backend, make_backend
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.filters import Filters
+from boughs.kernels.flashinfer import FlashInferBackend
+from boughs.kernels.flashinfer_ops import FlashInferFilters, FlashInferOps
 from boughs.kernels.kv_cache import KVCache
-from boughs.lang.errors import InvalidRequest
-from boughs.runtime.config import EngineConfig, parse_bytes
-from boughs.runtime.core.step import Step, Work
-from boughs.runtime.models.load import load_model
+from boughs.kernels.staging import Staging
+from boughs.runtime.config import EngineConfig
+from boughs.runtime.core.graphs import DecodeGraphs
+from boughs.runtime.core.inputs import StepInputs
+from boughs.runtime.core.memory import num_pages
+from boughs.runtime.core.placement import Placement, place, refuse
+from boughs.runtime.core.step import Step
+from boughs.runtime.models.load import load_config, load_model
 
-DTYPES = {"float32": torch.float32}
-KV_SHARE = 0.4
-KV_MOST = 8 << 30
+log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """What the core needs of a model: its sizes, and the way from a step to logits."""
+    """What the core needs of a model: its sizes, its place, and the way from a step to logits."""
 
     vocab_size: int
     context_length: int
     num_pages: int
     eos_token_ids: tuple[int, ...]
     attention_name: str
+    attention_why: str
+    filters: Filters
+    placement: Placement
 
     def forward(self, step: Step) -> Tensor:
         """Compute the step's tokens; hidden states [step.tokens, hidden] of all of them."""
@@ -53,84 +60,106 @@ class ModelRunner:
     Args:
         config: The engine's settings.
         folder: The model's folder.
+        placement: Where the model runs; by default what the settings and the machine give.
+
+    Raises:
+        InvalidRequest: The settings do not fit the model.
+        Unsupported: A model or a setting that we do not have; names those we have.
     """
 
-    def __init__(self, config: EngineConfig, folder: Path) -> None:
+    def __init__(
+        self, config: EngineConfig, folder: Path, placement: Placement | None = None
+    ) -> None:
+        self.placement = where = placement or place(config)
         threads = config.threads or len(os.sched_getaffinity(0))
         torch.set_num_threads(threads)
-        dtype = DTYPES[config.dtype]
-        self.model = load_model(folder, dtype, config.context_length)
-        model = self.model.config
-        self.vocab_size = model.vocab_size
-        self.eos_token_ids = tuple(model.eos_token_ids)
-        self.context_length = model.context_length
-        self.page_size = config.page_size
-        per_page = KVCache.bytes_per_page(
-            model.num_layers, config.page_size, model.num_kv_heads, model.head_dim, dtype
-        )
-        self.num_pages = kv_bytes(config.kv_memory) // per_page
-        if self.num_pages < 2:
-            raise InvalidRequest(
-                f"kv_memory: {config.kv_memory} holds {self.num_pages} pages of {per_page} bytes; "
-                f"at least 2 are needed",
-                "kv_memory",
+        shape = load_config(folder, config.context_length)
+        attention = shape.attention(config.page_size)
+        try:  # before a weight is read
+            chosen, self.attention_why = choose_backend(
+                config.attention_backend, attention, where.gpu
             )
-        self.kv = KVCache(
-            model.num_layers,
-            self.num_pages,
-            config.page_size,
-            model.num_kv_heads,
-            model.head_dim,
-            dtype,
+        except ValueError as error:
+            raise refuse(error) from error
+        self.filters: Filters = filters.TORCH
+        small: ops.Ops = ops.TORCH
+        if chosen == FlashInferBackend.name:
+            assert where.gpu is not None, "flashinfer is chosen on a GPU alone"
+            small = FlashInferOps(where.gpu.flashinfer)
+            self.filters = FlashInferFilters(where.gpu.flashinfer)
+        self.model = load_model(
+            folder, where.dtype, config.context_length, device=where.device, ops=small
         )
-        self.attention = make_backend(
-            config.attention_backend,
-            model.attention(config.page_size),
+        self.vocab_size = shape.vocab_size
+        self.eos_token_ids = tuple(shape.eos_token_ids)
+        self.context_length = shape.context_length
+        self.page_size = config.page_size
+        self.attention: AttentionBackend = make_backend(
+            chosen,
+            attention,
             threads=threads,
             cascade=not config.disable_cascade,
+            gpu=where.gpu,
         )
         self.attention_name = self.attention.name
+        accelerator = where.gpu.accelerator if where.gpu else None
+        sizes = (shape.num_kv_heads, shape.head_dim, where.kv_dtype)
+        self.num_pages = num_pages(
+            config.kv_memory,
+            KVCache.bytes_per_page(shape.num_layers, config.page_size, *sizes),
+            accelerator,
+        )
+        self.kv = KVCache(shape.num_layers, self.num_pages, config.page_size, *sizes, where.device)
+        self._staging = Staging(accelerator, torch.int64) if accelerator else None
+        self._graphs = self._record(config)
+
+    @torch.inference_mode()
+    def _record(self, config: EngineConfig) -> DecodeGraphs | None:
+        """Compile what a GPU's first steps would wait for, and record its decode steps."""
+        if not isinstance(self.attention, FlashInferBackend):
+            return None
+        assert self.placement.gpu is not None, "flashinfer runs on a GPU alone"
+        log.info("compiling FlashInfer's kernels, which takes minutes the first time")
+        self._forward(_warm_up(self.page_size))
+        self._forward(StepInputs.padding(1, self.page_size))
+        if config.disable_cuda_graph or not self.model.recordable:
+            return None
+        pages = min(-(-self.context_length // self.page_size), self.num_pages - 1)
+        graphs = DecodeGraphs(
+            lambda ids, positions, slots: self.model.forward(
+                ids, positions, slots, self.kv, self.attention
+            ),
+            self.attention,
+            self.placement.gpu.accelerator,
+            most=config.max_running_requests,
+            pages=pages,
+            num_pages=self.num_pages,
+            page_size=self.page_size,
+        )
+        log.info("recorded decode steps of up to %d requests", graphs.rows[-1])
+        return graphs
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
         """Compute the step's tokens; their rows are in the cache afterwards.
 
         Returns:
-            float32 [step.tokens, hidden]: hidden states in the order of the works.
+            [step.tokens, hidden]: hidden states in the order of the works.
         """
         self.kv.copy_rows(step.copies)
-        works = step.works
-        tables = [_pages(work) for work in works]
-        batch = AttentionBatch.from_requests(
-            tables,
-            [work.start + work.count for work in works],
-            [work.count for work in works],
-            self.page_size,
-        )
-        ids = np.fromiter(
-            chain.from_iterable(
-                work.request.tokens[work.start : work.start + work.count] for work in works
-            ),
-            dtype=np.int64,
-            count=step.tokens,
-        )
-        positions = np.concatenate(
-            [np.arange(work.start, work.start + work.count, dtype=np.int64) for work in works]
-        )
-        slots = np.concatenate(
-            [
-                _slots(np.asarray(table, dtype=np.int64), work, self.page_size)
-                for table, work in zip(tables, works, strict=True)
-            ]
-        )
-        self.attention.plan(batch)
-        return self.model.forward(
-            torch.from_numpy(ids),
-            torch.from_numpy(positions),
-            torch.from_numpy(slots),
-            self.kv,
-            self.attention,
-        )
+        inputs = StepInputs.from_step(step, self.page_size)
+        if self._graphs is not None and self._graphs.take(inputs):
+            return self._graphs.forward(inputs)
+        return self._forward(inputs)
+
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        self.attention.plan(inputs.batch)
+        if self._staging is None:
+            parts = tuple(torch.from_numpy(array) for array in inputs.arrays)
+        else:
+            parts = self._staging.upload(inputs.arrays).view(3, -1).unbind()
+        ids, positions, slots = parts
+        return self.model.forward(ids, positions, slots, self.kv, self.attention)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -138,32 +167,8 @@ class ModelRunner:
         return self.model.logits(hidden)
 
 
-def _pages(work: Work) -> Sequence[int]:
-    assert work.request.sequence is not None
-    return work.request.sequence.pages
-
-
-def _slots(table: np.ndarray, work: Work, page_size: int) -> np.ndarray:
-    positions = np.arange(work.start, work.start + work.count)
-    slots: np.ndarray = table[positions // page_size] * page_size + positions % page_size
-    return slots
-
-
-def kv_bytes(asked: str | None) -> int:
-    """Bytes for the KV cache: what was asked for, or 40 % of the free memory, at most 8 GiB."""
-    if asked is not None:
-        return parse_bytes(asked)
-    return min(int(free_memory() * KV_SHARE), KV_MOST)
-
-
-def free_memory() -> int:
-    """Bytes that this process could still take: the machine's, or its cgroup's if that is less."""
-    free = [
-        int(line.split()[1]) * 1024
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if line.startswith("MemAvailable:")
-    ]
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        free.append(int(limit.read_text()) - int(used.read_text()))
-    return max(0, min(free))
+def _warm_up(page_size: int) -> StepInputs:
+    """A prefill of nobody: one request of two rows, on page 0."""
+    two = StepInputs.padding(2, page_size)
+    batch = AttentionBatch.from_requests([[0, 0]], [2], [2], page_size)
+    return StepInputs(batch, two.ids, two.positions, two.slots)

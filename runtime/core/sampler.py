@@ -18,12 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boughs.kernels.filters import TORCH, Filters
 from boughs.lang.errors import BoughsError, InvalidRequest
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.core.forbidden import Forbidden
-
-TOP_P_CANDIDATES = 1024
-"""Most likely tokens in which the nucleus is looked for before all are sorted."""
 
 
 def uniform(seed: int, choice: int, index: int) -> float:
@@ -91,17 +89,30 @@ def most_likely(logits: Tensor, plain: Sequence[bool]) -> list[int | None]:
     rows = [at for at, is_plain in enumerate(plain) if is_plain]
     if not rows:
         return made
-    table = logits.numpy(force=True)  # whose argmax takes a tenth of torch's time
-    some = table if len(rows) == len(plain) else table[rows]
-    tokens = some.argmax(-1)
-    best = some[np.arange(len(rows)), tokens]
+    tokens, best = _best(logits if len(rows) == len(plain) else logits[rows])
     for at, token, good in zip(rows, tokens.tolist(), np.isfinite(best).tolist(), strict=True):
         if good:  # else `sample` says what is wrong
             made[at] = token
     return made
 
 
-def sample(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -> int:
+def _best(logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The token of the highest logit of each row [rows, vocab], and that logit."""
+    if logits.device.type == "cpu":
+        table = logits.numpy(force=True)  # whose argmax takes a tenth of torch's time
+        tokens = table.argmax(-1)
+        return tokens, table[np.arange(len(tokens)), tokens]
+    best = logits.max(-1)
+    return best.indices.numpy(force=True), best.values.numpy(force=True)
+
+
+def sample(
+    logits: Tensor,
+    row: RowState,
+    index: int,
+    mask: np.ndarray | None,
+    filters: Filters = TORCH,
+) -> int:
     """The next token of one request.
 
     Args:
@@ -109,6 +120,7 @@ def sample(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -
         row: The request's parameters and counts.
         index: How many output tokens it has.
         mask: bool [vocab], the tokens that its grammar allows, or None.
+        filters: What top-k and top-p are computed by.
 
     Raises:
         InvalidRequest: Every token is forbidden.
@@ -116,18 +128,18 @@ def sample(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -
     """
     params = row.params
     adjust(logits, row, index, mask)
-    token = int(logits.numpy(force=True).argmax())
-    best = float(logits[token])
+    tokens, values = _best(logits[None])
+    token, best = int(tokens[0]), float(values[0])
     if best == -math.inf:
         raise _nothing_left(row, index, mask)
     if not math.isfinite(best):
         raise BoughsError(f"the model's best logit is {best}: its weights or inputs are broken")
     if params.greedy:
         return token
-    probs = kept_probs(logits, params)
+    probs = kept_probs(logits, params, filters)
     cdf = probs.double().cumsum(0)
     drawn = uniform(params.seed or 0, row.choice, index) * float(cdf[-1])
-    at = int(torch.searchsorted(cdf, torch.tensor(drawn, dtype=torch.float64), right=True))
+    at = int(torch.searchsorted(cdf, cdf.new_tensor(drawn), right=True))
     # Rounding may leave the draw at the very end, behind the last token that is kept.
     return at if at < len(probs) and probs[at] > 0 else int(probs.nonzero()[-1])
 
@@ -143,26 +155,30 @@ def adjust(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -
     """
     params = row.params
     if row.seen:
-        ids = torch.tensor(sorted(row.seen))
+        ids = torch.tensor(sorted(row.seen), device=logits.device)
         scores = logits[ids]
         penalty = params.repetition_penalty
         logits[ids] = torch.where(scores > 0, scores / penalty, scores * penalty)
     if row.counts:
-        ids = torch.tensor(list(row.counts))
-        counts = torch.tensor(list(row.counts.values()), dtype=logits.dtype)
+        ids = torch.tensor(list(row.counts), device=logits.device)
+        counts = torch.tensor(
+            list(row.counts.values()), dtype=logits.dtype, device=logits.device
+        )
         logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
     if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias))
-        logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype)
+        ids = torch.tensor(list(params.logit_bias), device=logits.device)
+        logits[ids] += torch.tensor(
+            list(params.logit_bias.values()), dtype=logits.dtype, device=logits.device
+        )
     _forbid(logits, row, index, mask)
 
 
 def _forbid(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -> None:
     if mask is not None:
-        logits.masked_fill_(torch.from_numpy(~mask), -torch.inf)
+        logits.masked_fill_(torch.from_numpy(~mask).to(logits.device), -torch.inf)
     if row.forbidden is not None:
         if row.forbidden.always is not None:
-            logits.masked_fill_(row.forbidden.always, -torch.inf)
+            logits.masked_fill_(row.forbidden.always.to(logits.device), -torch.inf)
         logits[row.forbidden.next()] = -torch.inf
     if index < row.params.min_new_tokens and row.ends:
         ends = sorted(row.ends)
@@ -186,40 +202,26 @@ def _nothing_left(row: RowState, index: int, mask: np.ndarray | None) -> Invalid
     )
 
 
-def kept_probs(logits: Tensor, params: SamplingParams) -> Tensor:
+def kept_probs(logits: Tensor, params: SamplingParams, filters: Filters = TORCH) -> Tensor:
     """Probabilities of the tokens that temperature, top-k, top-p and min-p keep; 0 elsewhere.
 
     The filters are applied in this order, each on the distribution that the one before leaves, as
-    transformers' warpers do. Ties at a border are broken towards the lower token id.
+    transformers' warpers do. Ties at a border are broken as the filters do.
 
     Args:
         logits: float32 [vocab].
         params: Sampling parameters, not greedy.
+        filters: What top-k and top-p are computed by.
     """
     scaled = (logits - logits.max()) / params.temperature
     if 0 < params.top_k < len(scaled):
-        threshold = scaled.topk(params.top_k).values[-1]
-        above = scaled > threshold
-        ties = (scaled == threshold).nonzero().flatten()[: params.top_k - int(above.sum())]
-        keep = above.index_fill(0, ties, value=True)
-        scaled = scaled.masked_fill(~keep, -torch.inf)
+        scaled = filters.top_k(scaled, params.top_k)
     probs = scaled.softmax(0)
     if params.top_p < 1.0:
-        probs = _nucleus(probs, params.top_p)
+        probs = filters.top_p(probs, params.top_p)
     if params.min_p > 0.0:
         probs = probs.masked_fill(probs < params.min_p * probs.max(), 0.0)
     return probs
-
-
-def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """`probs` without all but the fewest most likely tokens that reach `top_p` together."""
-    for candidates in (TOP_P_CANDIDATES, len(probs)):
-        values, ids = probs.topk(min(candidates, len(probs)))
-        before = values.double().cumsum(0) - values.double()
-        keep = before < top_p
-        if not bool(keep[-1]) or len(values) == len(probs):
-            break
-    return torch.zeros_like(probs).index_copy_(0, ids[keep], values[keep])
 
 
 def top_logprobs(logprobs: Tensor, count: int) -> list[list[tuple[int, float]]]:

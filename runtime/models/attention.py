@@ -14,13 +14,10 @@ from torch.nn.functional import linear, rms_norm
 
 from boughs.kernels.backend import AttentionBackend
 from boughs.kernels.kv_cache import KVCache
+from boughs.kernels.ops import Angles, Ops
 
 from .config import ModelConfig
-from .rope import rotate
 from .tensors import TensorFiles
-
-Angles = tuple[Tensor, Tensor]
-"""Cosine and sine, as `Rope.angles` gives them."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,7 @@ class Attention:
         output_bias: [hidden].
         head_norm: [H + K, D]: the weight of an RMS norm of every query and key.
         eps: Of that norm.
+        ops: What turns queries and keys.
     """
 
     layer: int
@@ -66,6 +64,7 @@ class Attention:
     output_bias: Tensor | None
     head_norm: Tensor | None
     eps: float
+    ops: Ops
 
     def __call__(self, x: Tensor, angles: Angles, pages: Pages) -> Tensor:
         """[T, hidden] of [T, hidden]."""
@@ -74,8 +73,8 @@ class Attention:
         turned, v = both[:, : heads + kv_heads], both[:, heads + kv_heads :]
         if self.head_norm is not None:
             turned = rms_norm(turned, (dim,), None, self.eps) * self.head_norm
-        turned = rotate(turned, *angles)
-        mixed = pages.attend(self.layer, turned[:, :heads], turned[:, heads:], v)
+        q, k = self.ops.rotate(turned[:, :heads], turned[:, heads:], angles)
+        mixed = pages.attend(self.layer, q, k, v)
         return linear(mixed, self.output, self.output_bias)
 
 
@@ -126,4 +125,5 @@ def take_attention(
         output_bias=files.take(f"{prefix}.o_proj.bias", hidden) if output_bias else None,
         head_norm=norm,
         eps=eps,
+        ops=files.ops,
     )

@@ -21,7 +21,7 @@ from boughs.lang.errors import Unsupported
 
 from .attention import Attention, Pages, take_attention
 from .config import ModelConfig
-from .mlp import GatedMlp, activation
+from .mlp import GatedMlp, gated
 from .norm import RmsNorm
 from .rope import Rope, make_rope
 from .tensors import TensorFiles
@@ -51,13 +51,14 @@ class Gemma:
 
     def __init__(self, config: ModelConfig, files: TensorFiles) -> None:
         self.config = config
+        self._ops = files.ops
         details = config.details
         if getattr(details, "use_bidirectional_attention", None):
             raise Unsupported("attention to later tokens is not supported", "model_path")
         vocab, hidden = config.vocab_size, config.hidden_size
         # A model that takes images too keeps its text part under a name.
         root = "language_model." if "language_model.model.norm.weight" in files else ""
-        self._ropes = _ropes(config)
+        self._ropes = _ropes(config, files.device)
         self._embedding = files.take(f"{root}model.embed_tokens.weight", vocab, hidden)
         self._layers = [
             _take_layer(config, files, f"{root}model.layers.{index}", index)
@@ -73,6 +74,8 @@ class Gemma:
         files.ignore(r"(.*\.)?lm_head\.weight")  # of a tied model
         files.ignore(r"(vision_tower|multi_modal_projector)\..*")
 
+    recordable = True
+
     @torch.inference_mode()
     def forward(
         self,
@@ -86,7 +89,9 @@ class Gemma:
         x = embedding(input_ids, self._embedding)  # [T, hidden]
         # The factor is rounded to the dtype of the weights, as in training.
         x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype)
-        angles = {kind: rope.angles(positions, x.dtype) for kind, rope in self._ropes.items()}
+        angles = {
+            kind: rope.angles(positions, x.dtype, self._ops) for kind, rope in self._ropes.items()
+        }
         pages = Pages(kv, slots, attention)
         for layer in self._layers:
             mixed = layer.attention(layer.before_attention(x), angles[layer.rope], pages)
@@ -103,7 +108,7 @@ class Gemma:
         return logits
 
 
-def _ropes(config: ModelConfig) -> dict[str, Rope]:
+def _ropes(config: ModelConfig, device: torch.device) -> dict[str, Rope]:
     """The rope of each kind of layer: one for all in Gemma 2, one each in Gemma 3."""
     parameters = config.details.rope_parameters
     kinds = sorted(set(config.details.layer_types))
@@ -113,14 +118,14 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
             config.head_dim,
             config.max_position,
             config.context_length,
-        )
+        ).to(device)
         for kind in kinds
     }
 
 
 def _take_norm(config: ModelConfig, files: TensorFiles, name: str) -> RmsNorm:
     weight = files.take(f"{name}.weight", config.hidden_size)
-    return RmsNorm(1 + weight, config.details.rms_norm_eps)
+    return RmsNorm(weight, config.details.rms_norm_eps, files.ops, plus_one=True)
 
 
 def _take_layer(config: ModelConfig, files: TensorFiles, prefix: str, index: int) -> _Layer:
@@ -144,7 +149,7 @@ def _take_layer(config: ModelConfig, files: TensorFiles, prefix: str, index: int
         after_attention=_take_norm(config, files, f"{prefix}.post_attention_layernorm"),
         before_mlp=_take_norm(config, files, f"{prefix}.pre_feedforward_layernorm"),
         mlp=GatedMlp(
-            act=activation(details.hidden_activation),
+            act=gated(details.hidden_activation, files.ops),
             gate_up=torch.cat(gate_up),
             down=files.take(f"{prefix}.mlp.down_proj.weight", hidden, inner),
         ),

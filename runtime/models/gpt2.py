@@ -14,11 +14,12 @@ from torch.nn.functional import embedding, layer_norm, linear
 
 from boughs.kernels.backend import AttentionBackend
 from boughs.kernels.kv_cache import KVCache
+from boughs.kernels.ops import Activation
 from boughs.lang.errors import Unsupported
 
 from .attention import Pages
 from .config import ModelConfig
-from .mlp import Activation, activation
+from .mlp import activation
 from .tensors import TensorFiles
 
 
@@ -84,6 +85,8 @@ class GPT2:
         )
         files.ignore(r"lm_head\.weight")  # of a tied model
         files.ignore(r".*\.attn\.(masked_)?bias")  # old tables of what a token sees
+
+    recordable = True
 
     @torch.inference_mode()
     def forward(

@@ -16,7 +16,7 @@ from boughs.kernels.kv_cache import KVCache
 
 from .attention import Attention, Pages, take_attention
 from .config import ModelConfig
-from .mlp import GatedMlp, activation
+from .mlp import GatedMlp, gated
 from .moe import MIXTRAL, QWEN3, ExpertNames, SparseMlp, take_sparse_mlp
 from .norm import RmsNorm
 from .rope import make_rope
@@ -73,10 +73,11 @@ class Llama:
 
     def __init__(self, config: ModelConfig, files: TensorFiles) -> None:
         self.config = config
+        self._ops = files.ops
         details, vocab, hidden = config.details, config.vocab_size, config.hidden_size
         self._rope = make_rope(
             details.rope_parameters, config.head_dim, config.max_position, config.context_length
-        )
+        ).to(files.device)
         self._embedding = files.take("model.embed_tokens.weight", vocab, hidden)
         self._layers = [_take_layer(config, files, index) for index in range(config.num_layers)]
         self._norm = _take_norm(config, files, "model.norm")
@@ -87,6 +88,7 @@ class Llama:
         )
         files.ignore(r"lm_head\.weight")  # of a tied model
         files.ignore(r".*\.rotary_emb\.inv_freq")  # old tables
+        self.recordable = all(isinstance(layer.mlp, GatedMlp) for layer in self._layers)
 
     @torch.inference_mode()
     def forward(
@@ -99,7 +101,7 @@ class Llama:
     ) -> Tensor:
         """Compute T tokens; see `Model.forward`."""
         x = embedding(input_ids, self._embedding)  # [T, hidden]
-        angles = self._rope.angles(positions, x.dtype)
+        angles = self._rope.angles(positions, x.dtype, self._ops)
         pages = Pages(kv, slots, attention)
         for layer in self._layers:
             x = x + layer.attention(layer.input_norm(x), angles, pages)
@@ -114,7 +116,7 @@ class Llama:
 
 def _take_norm(config: ModelConfig, files: TensorFiles, name: str) -> RmsNorm:
     weight = files.take(f"{name}.weight", config.hidden_size)
-    return RmsNorm(weight, config.details.rms_norm_eps)
+    return RmsNorm(weight, config.details.rms_norm_eps, files.ops)
 
 
 def _take_layer(config: ModelConfig, files: TensorFiles, index: int) -> _Layer:
@@ -158,7 +160,7 @@ def _take_mlp(config: ModelConfig, files: TensorFiles, prefix: str, *, fused: bo
     gate_up = [files.take(f"{prefix}.{name}.weight", rows, hidden) for name in names]
     bias = [files.take(f"{prefix}.{name}.bias", rows) for name in names if biased]
     return GatedMlp(
-        act=activation(config.details.hidden_act),
+        act=gated(config.details.hidden_act, files.ops),
         gate_up=gate_up[0] if fused else torch.cat(gate_up),
         down=files.take(f"{prefix}.down_proj.weight", hidden, inner),
         gate_up_bias=torch.cat(bias) if biased else None,

@@ -10,6 +10,9 @@ from typing import Protocol
 
 import torch
 
+from boughs.kernels.kv_cache import CPU
+from boughs.kernels.ops import TORCH, Ops
+
 from .config import ModelConfig
 from .gemma import Gemma
 from .gpt2 import GPT2
@@ -39,7 +42,12 @@ def load_config(folder: Path, context_length: int | None = None) -> ModelConfig:
 
 
 def load_model(
-    folder: Path, dtype: torch.dtype = torch.float32, context_length: int | None = None
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    context_length: int | None = None,
+    *,
+    device: torch.device = CPU,
+    ops: Ops = TORCH,
 ) -> Model:
     """The model in `folder`, which `store.resolve` gave.
 
@@ -48,6 +56,8 @@ def load_model(
         dtype: Of weights and activations.
         context_length: The longest request that it will meet, in tokens; default the longest that
             it was made for. Angles that depend on the length are those of this one for good.
+        device: Where weights and activations are.
+        ops: What its layers compute with, beside matrices and attention.
 
     Raises:
         NotFound: There is no config, or there are no weights.
@@ -56,7 +66,7 @@ def load_model(
     """
     config = load_config(folder, context_length)
     source, make = weights(folder), MODELS[config.architecture]
-    sketch = TensorFiles(source, dtype, read=False)
+    sketch = TensorFiles(source, dtype, torch.device("meta"), ops)
     make(config, sketch)
     sketch.finish()
-    return make(config, TensorFiles(source, dtype, read=True))
+    return make(config, TensorFiles(source, dtype, device, ops))

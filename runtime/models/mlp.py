@@ -1,29 +1,17 @@
-"""The gated MLP that a layer of most models has, and the activations that there are.
+"""The gated MLP that a layer of most models has.
 
 Shapes are in comments: T tokens. This module knows no layer and no file's names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
-from torch.nn.functional import gelu, linear, relu, silu
+from torch.nn.functional import linear
 
+from boughs.kernels.ops import ACTIVATIONS, Activation, Ops
 from boughs.lang.errors import Unsupported
-
-Activation = Callable[[Tensor], Tensor]
-
-ACTIVATIONS: dict[str, Activation] = {
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_new": partial(gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
-    "relu": relu,
-}
-"""Under transformers' names."""
 
 
 def activation(name: str) -> Activation:
@@ -40,12 +28,22 @@ def activation(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
+def gated(name: str, ops: Ops) -> Activation:
+    """From [T, 2 n] to [T, n]: the activation of the first half times the second half.
+
+    Raises:
+        Unsupported: One that we do not have; names those we have.
+    """
+    activation(name)
+    return ops.gated(name)
+
+
 @dataclass(frozen=True)
 class GatedMlp:
     """down(act(gate(x)) * up(x)), as in https://arxiv.org/abs/2002.05202.
 
     Attributes:
-        act: The activation.
+        act: The gated activation, from [T, 2 intermediate] to [T, intermediate].
         gate_up: [2 intermediate, hidden]: both matrices that read the input.
         down: [hidden, intermediate].
         gate_up_bias: [2 intermediate].
@@ -60,5 +58,6 @@ class GatedMlp:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] of [T, hidden]."""
-        gate, up = linear(x, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
-        return linear(self.act(gate) * up, self.down, self.down_bias)
+        return linear(
+            self.act(linear(x, self.gate_up, self.gate_up_bias)), self.down, self.down_bias
+        )

@@ -16,9 +16,15 @@ from .config import ModelConfig
 
 
 class Model(Protocol):
-    """A decoder that keeps its keys and values in pages."""
+    """A decoder that keeps its keys and values in pages.
+
+    Attributes:
+        config: Its shape.
+        recordable: Whether a forward pass never waits for the device, so that it can be recorded.
+    """
 
     config: ModelConfig
+    recordable: bool
 
     def forward(
         self,

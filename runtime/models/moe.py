@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from boughs.lang.errors import InvalidRequest
 
 from .config import ModelConfig
-from .mlp import GatedMlp, activation
+from .mlp import GatedMlp, gated
 from .tensors import TensorFiles
 
 
@@ -84,7 +84,7 @@ def take_sparse_mlp(
         )
     # Qwen3-MoE has layers without experts too, whose MLP is of another width.
     inner = int(getattr(details, "moe_intermediate_size", details.intermediate_size))
-    act = activation(details.hidden_act)
+    act = gated(details.hidden_act, files.ops)
     made = []
     for index in range(experts):
         expert = f"{layer}.{names.block}.experts.{index}"

@@ -8,16 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn.functional import rms_norm
+
+from boughs.kernels.ops import Ops
 
 
 @dataclass(frozen=True)
 class RmsNorm:
-    """x / sqrt(mean(x ** 2) + eps) * weight; https://arxiv.org/abs/1910.07467."""
+    """x / sqrt(mean(x ** 2) + eps) * weight; https://arxiv.org/abs/1910.07467.
+
+    Attributes:
+        weight: [n].
+        eps: Above.
+        ops: What computes it.
+        plus_one: Whether it is 1 + weight that is multiplied by.
+    """
 
     weight: Tensor
     eps: float
+    ops: Ops
+    plus_one: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         """Of the same shape as `x`, whose last dimension the weight has."""
-        return rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return self.ops.rms_norm(x, self.weight, self.eps, plus_one=self.plus_one)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boughs.kernels.ops import Angles, Ops
 from boughs.lang.errors import InvalidRequest, Unsupported
 
 Parameters = Mapping[str, Any]
@@ -34,10 +35,13 @@ class Rope:
     frequencies: Tensor
     factor: float = 1.0
 
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, 1, rotated / 2] of positions [T]."""
-        angles = (positions[:, None].float() * self.frequencies)[:, None]
-        return (angles.cos() * self.factor).to(dtype), (angles.sin() * self.factor).to(dtype)
+    def to(self, device: torch.device) -> Rope:
+        """The same on a device."""
+        return Rope(self.frequencies.to(device), self.factor)
+
+    def angles(self, positions: Tensor, dtype: torch.dtype, ops: Ops) -> Angles:
+        """What `ops` rotates queries and keys of `dtype` at positions [T] by."""
+        return ops.angles(positions[:, None].float() * self.frequencies, self.factor, dtype)
 
 
 def make_rope(rope: Parameters, head_dim: int, max_position: int, context_length: int) -> Rope:
@@ -164,13 +168,3 @@ KINDS: dict[str, Callable[[Parameters, Tensor, int, int], Rope]] = {
     "longrope": _longrope,
 }
 """The kinds of scaling, under transformers' names."""
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn row i and row i + rotated / 2 of every head [T, heads, D] by [T, 1, rotated / 2]."""
-    width = cos.shape[-1]
-    first, second = x[..., :width], x[..., width : 2 * width]
-    parts = [first * cos - second * sin, second * cos + first * sin]
-    if 2 * width < x.shape[-1]:
-        parts.append(x[..., 2 * width :])
-    return torch.cat(parts, dim=-1)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boughs.kernels.ops import TORCH, Ops
 from boughs.lang.errors import InvalidRequest, NotFound
 
 _INDEX = "model.safetensors.index.json"
@@ -30,17 +31,22 @@ class TensorFiles:
     Args:
         folder: Holds `model.safetensors`, or shards with their index.
         dtype: Of the tensors that are given out.
-        read: Whether tensors have values; without, they have shapes only (torch's `meta` device).
+        device: Where they are given out; on torch's `meta` they have shapes only.
+        ops: What the modules that are made of them compute with.
 
     Raises:
         NotFound: There are none, or a shard is missing.
         InvalidRequest: A file is cut short or no safetensors.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, *, read: bool) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, ops: Ops = TORCH
+    ) -> None:
         self.folder = folder
         self.dtype = dtype
-        self._read = read
+        self.device = device
+        self.ops = ops
+        self._read = device.type != "meta"
         self._files: dict[str, Any] = {}
         for path in _shards(folder):
             file = _open(path)
@@ -61,7 +67,7 @@ class TensorFiles:
         if self._read:
             tensor: Tensor = self._files[name].get_tensor(name)
             assert tensor.shape == shape, "a model takes what it took when nothing was read"
-            return tensor.to(self.dtype)
+            return tensor.to(self.device, self.dtype)
         if name in self._files:
             self._left.discard(name)
             found = tuple(self._files[name].get_slice(name).get_shape())
@@ -69,7 +75,7 @@ class TensorFiles:
                 self._wrong.append(f"{name} is {list(found)} and not {list(shape)}")
         else:
             self._missing.append(name)
-        return torch.empty(shape, dtype=self.dtype, device="meta")
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def ignore(self, pattern: str) -> None:
         """Let there be tensors that are not read, whose whole names match a regular expression."""

@@ -310,7 +310,7 @@ def test_names():
     config = AttentionConfig(4, 2, 64, 16)
     assert make_backend("auto", config).name == "cpu"
     assert make_backend("auto", config).why
-    with pytest.raises(ValueError, match="auto, cpu, reference"):
+    with pytest.raises(ValueError, match="auto, flashinfer, cpu, reference"):
         make_backend("gpu", config)
     with pytest.raises(ValueError, match="cannot be shared"):
         AttentionConfig(4, 3, 64, 16)

@@ -2,8 +2,8 @@
 
 import torch
 from hypothesis import given, settings, strategies as st
-from torch.nn.functional import silu
 
+from boughs.kernels.ops import TORCH
 from boughs.runtime.models.mlp import GatedMlp
 from boughs.runtime.models.moe import SparseMlp
 
@@ -19,7 +19,8 @@ def make(experts, chosen, normalize, seed):
     return SparseMlp(
         router=matrix(experts, HIDDEN),
         experts=[
-            GatedMlp(silu, matrix(2 * INNER, HIDDEN), matrix(HIDDEN, INNER)) for _ in range(experts)
+            GatedMlp(TORCH.gated("silu"), matrix(2 * INNER, HIDDEN), matrix(HIDDEN, INNER))
+            for _ in range(experts)
         ],
         chosen=chosen,
         normalize=normalize,

@@ -1,0 +1,108 @@
+"""Where a model runs and in what number format: settings and machine together decide.
+
+What cannot be is refused by name, with what to do instead. This module knows no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from boughs.kernels.accelerator import Cuda
+from boughs.kernels.backend import Gpu
+from boughs.kernels.flashinfer_load import NoFlashInfer, load_flashinfer
+from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.runtime.config import EngineConfig
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+CPU_TOKENS, GPU_TOKENS = 256, 8192
+"""What a step computes at most, where the settings do not say."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how a model runs.
+
+    Attributes:
+        device: Of weights, activations and the KV cache.
+        dtype: Of weights and activations.
+        kv_dtype: Of the KV cache.
+        max_batched_tokens: Tokens that one step may compute.
+        why: Why this device.
+        gpu: What there is to run on it with; None on the CPU.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    max_batched_tokens: int
+    why: str
+    gpu: Gpu | None = None
+
+
+def place(config: EngineConfig) -> Placement:
+    """Where the model of `config` runs on this machine.
+
+    Raises:
+        Unsupported: The settings ask for what this machine or this device lacks.
+    """
+    if config.device == "cpu":
+        return _on_cpu(config, "asked for")
+    if config.device == "auto" and not torch.cuda.is_available():
+        return _on_cpu(config, "auto: torch sees no GPU")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        built = "" if torch.version.cuda else "; this torch is built without CUDA"
+        raise Unsupported(f"device: torch sees no GPU{built}; use device=cpu", "device")
+    flashinfer, missing = None, ""
+    if config.attention_backend != "reference":
+        try:
+            flashinfer = load_flashinfer()
+        except NoFlashInfer as error:
+            missing = str(error)
+            if config.device == "auto" and config.attention_backend != "flashinfer":
+                return _on_cpu(config, f"auto: {missing}")
+    accelerator = Cuda(torch.cuda.current_device())
+    dtype = DTYPES["bfloat16" if config.dtype == "auto" else config.dtype]
+    kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, dtype)
+    return Placement(
+        device=accelerator.device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        max_batched_tokens=config.max_batched_tokens or GPU_TOKENS,
+        why=f"{config.device}: {torch.cuda.get_device_name()}",
+        gpu=Gpu(accelerator, flashinfer, missing, dtype, kv_dtype),
+    )
+
+
+def _on_cpu(config: EngineConfig, why: str) -> Placement:
+    for name, value in (("dtype", config.dtype), ("kv_cache_dtype", config.kv_cache_dtype)):
+        if value not in {"auto", "float32"}:
+            raise Unsupported(
+                f"{name}: {value} is not there on the CPU ({why}); use float32 or auto, "
+                "or device=cuda",
+                name,
+            )
+    if config.attention_backend == "flashinfer":
+        reason = why if config.device == "auto" else "device=cpu"
+        raise Unsupported(
+            f"attention_backend: flashinfer needs a GPU ({reason}); use attention_backend=auto",
+            "attention_backend",
+        )
+    return Placement(
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kv_dtype=torch.float32,
+        max_batched_tokens=config.max_batched_tokens or CPU_TOKENS,
+        why=why,
+    )
+
+
+def refuse(error: ValueError) -> InvalidRequest:
+    """The error of a user whose attention backend cannot be had."""
+    return InvalidRequest(f"attention_backend: {error}", "attention_backend")
