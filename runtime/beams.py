@@ -30,7 +30,7 @@ def beam_limit(width: int, prompt: int, limits: Limits, config: EngineConfig) ->
         Unservable: Prompt and beams can never fit.
     """
     for name, most in (
-        ("max_batched_tokens", config.max_batched_tokens),
+        ("max_batched_tokens", config.max_batched_tokens or limits.max_batched_tokens),
         ("max_running_requests", config.max_running_requests),
         ("vocabulary", limits.vocab_size // 2),
     ):

@@ -37,6 +37,7 @@ class Limits(msgspec.Struct, frozen=True):
     device: str = "cpu"
     device_why: str = ""
     attention_why: str = ""
+    max_batched_tokens: int = 256
 
 
 # ---- front to core ----

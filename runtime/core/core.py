@@ -72,7 +72,7 @@ class Core:
         self.scheduler = Scheduler(
             self.cache,
             config.page_size,
-            config.max_batched_tokens or placement.max_batched_tokens,
+            placement.max_batched_tokens,
             max_running=config.max_running_requests,
             policy=config.schedule_policy,
             conservativeness=config.schedule_conservativeness,
@@ -94,6 +94,7 @@ class Core:
             device=str(placement.device),
             device_why=placement.why,
             attention_why=self.runner.attention_why,
+            max_batched_tokens=placement.max_batched_tokens,
         )
         self._grammars = GrammarCompiler(folder, self.runner.vocab_size, eos)
         self._arrivals = 0
@@ -290,9 +291,7 @@ class Core:
         mask = None
         if matcher is not None:
             mask = matcher.mask(self.limits.vocab_size)
-        token = sample(
-            logits.clone(), request.row, request.output_len, mask, self.runner.filters
-        )
+        token = sample(logits.clone(), request.row, request.output_len, mask, self.runner.filters)
         if matcher is not None:
             matcher.accept(token)
         return token

@@ -161,9 +161,7 @@ def adjust(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -
         logits[ids] = torch.where(scores > 0, scores / penalty, scores * penalty)
     if row.counts:
         ids = torch.tensor(list(row.counts), device=logits.device)
-        counts = torch.tensor(
-            list(row.counts.values()), dtype=logits.dtype, device=logits.device
-        )
+        counts = torch.tensor(list(row.counts.values()), dtype=logits.dtype, device=logits.device)
         logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
