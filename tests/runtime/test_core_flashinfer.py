@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,8 @@ def make_core(folder, where, *, pages=40, page_size=4, **config):
         model_path=str(folder), page_size=page_size, check_invariants=True, threads=1,
         kv_memory=str(pages * page_size * 2 * 2 * 64 * 4), **config,
     )  # fmt: skip
+    if where is not None and config.max_batched_tokens:
+        where = replace(where, max_batched_tokens=config.max_batched_tokens)
     return Core(config, ModelRunner(config, folder, where))
 
 
