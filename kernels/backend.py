@@ -190,6 +190,7 @@ def make_backend(
         accelerator=gpu.accelerator,
         dtype=gpu.dtype,
         kv_dtype=gpu.kv_dtype,
+        cascade=cascade,
     )
 
 

@@ -19,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import flashinfer_cascade
 from .accelerator import Accelerator
 from .backend import AttentionConfig, check_batch, check_query
 from .batch import AttentionBatch
+from .cascade import Sharing, find_sharing
 from .kv_cache import KVCache
 from .staging import Staging
 
@@ -64,12 +66,21 @@ class _Wrappers:
 
 
 @dataclass(frozen=True)
+class _Pieces:
+    """Decodes that share prefixes: who asks which piece, and the pieces of each; on the device."""
+
+    rows: Tensor
+    parts: Tensor
+
+
+@dataclass(frozen=True)
 class _Step:
     """What the runs of one step share."""
 
     batch: AttentionBatch
     decodes: int
     wrappers: dict[int, _Wrappers]
+    pieces: _Pieces | None
 
 
 class FlashInferBackend:
@@ -82,6 +93,8 @@ class FlashInferBackend:
         accelerator: The device.
         dtype: Of queries and results: bfloat16 or float16.
         kv_dtype: Of the cache: the same, or one of the two float8; default the same.
+        cascade: Whether prefixes that decodes share are read once for all of them where that pays,
+            in layers without a window.
 
     Raises:
         ValueError: A width of heads or a dtype that FlashInfer has no kernels for.
@@ -98,6 +111,7 @@ class FlashInferBackend:
         accelerator: Accelerator,
         dtype: torch.dtype,
         kv_dtype: torch.dtype | None = None,
+        cascade: bool = False,
     ) -> None:
         missing = lacks(config, dtype, kv_dtype)
         if missing:
@@ -114,6 +128,8 @@ class FlashInferBackend:
         group = config.num_heads // config.num_kv_heads
         self._tensor_cores = group not in PLAIN_GROUPS
         self._eager = {window: self._make_eager() for window in self._windows}
+        self._shared = self._make_prefill() if cascade and 0 in self._windows else None
+        self._sharing: tuple[AttentionBatch, Sharing] | None = None  # what was found last
         self._graphs: dict[int, dict[int, _Wrappers]] = {}
         self._step: _Step | None = None
         self._checked_pages = 0  # of the pool that the batch was checked for
@@ -128,8 +144,30 @@ class FlashInferBackend:
         """
         check_batch(batch, self.config)
         batch.check(NOWHERE)  # the pool is known to `run`
-        self._plan(batch, _leading_decodes(batch), self._eager)
+        sharing = self._find_sharing(batch)
+        self._plan(batch, _leading_decodes(batch), self._eager, sharing)
         self._checked_pages = 0
+
+    def shares(self, batch: AttentionBatch) -> bool:
+        """Whether `plan` would read a prefix once for several requests, as `plan_graph` cannot."""
+        return self._find_sharing(batch) is not None
+
+    def _find_sharing(self, batch: AttentionBatch) -> Sharing | None:
+        """What decodes at the head of the batch share, if it pays."""
+        if self._shared is None:
+            return None
+        if self._sharing is None or self._sharing[0] is not batch:
+            config = self.config
+            page = 2 * config.page_size * config.num_kv_heads * config.head_dim
+            page *= self._kv_dtype.itemsize
+
+            def pays(users: int, pages: int) -> bool:
+                return (users - 1) * pages * page >= flashinfer_cascade.SAVES
+
+            decodes = range(_leading_decodes(batch))
+            self._sharing = (batch, find_sharing(batch, decodes, pays))
+        sharing = self._sharing[1]
+        return sharing if sharing.nodes else None
 
     def prepare_graphs(self, sizes: Sequence[int], pages: int) -> None:
         """Be ready for `plan_graph` with so many requests.
@@ -179,10 +217,17 @@ class FlashInferBackend:
         self._plan(batch, size, self._graphs[size])
         self._checked_pages = num_pages
 
-    def _plan(self, batch: AttentionBatch, decodes: int, wrappers: dict[int, _Wrappers]) -> None:
+    def _plan(
+        self,
+        batch: AttentionBatch,
+        decodes: int,
+        wrappers: dict[int, _Wrappers],
+        sharing: Sharing | None = None,
+    ) -> None:
         """Plan every window. Host tensors are what FlashInfer does not wait for the device with."""
         self._step = None  # until it is planned
         border = batch.kv_indptr[decodes]
+        pieces = flashinfer_cascade.lay_out(batch, sharing).arrays if sharing else []
         staged = self._staging.fill(
             [
                 batch.kv_indptr[: decodes + 1],
@@ -191,15 +236,16 @@ class FlashInferBackend:
                 batch.kv_indptr[decodes:] - border,
                 batch.kv_last_page_len[decodes:],
                 batch.kv_indices,
+                *pieces,
             ]
         )
         # The waiting above covers FlashInfer's own pinned memory too: it has one piece for each
         # wrapper, which the plan before copied from ahead of the same mark.
-        indptr, last, qo_indptr, paged_indptr, paged_last, host_indices = staged
+        indptr, last, qo_indptr, paged_indptr, paged_last, host_indices, *staged = staged
         indices = torch.empty(len(host_indices), dtype=torch.int32, device=self._accelerator.device)
         indices.copy_(host_indices, non_blocking=True)
         for window, pair in wrappers.items():
-            if decodes:
+            if decodes and (window or not staged):
                 pair.decode.plan(
                     indptr, indices[:border], last, head_dim=self.config.head_dim,
                     **self._plan_options(window),
@@ -210,8 +256,21 @@ class FlashInferBackend:
                     qo_indptr, paged_indptr, indices[border:], paged_last,
                     head_dim_qk=self.config.head_dim, causal=True, **self._plan_options(window),
                 )  # fmt: skip
+        made = self._plan_pieces(staged, decodes) if staged else None
         self._staging.seal()
-        self._step = _Step(batch, decodes, wrappers)
+        self._step = _Step(batch, decodes, wrappers, made)
+
+    def _plan_pieces(self, staged: list[Tensor], decodes: int) -> _Pieces:
+        """Plan the pieces of decodes that share prefixes: a row sees all of each that it asks."""
+        assert self._shared is not None, "sharing is looked for where it can be used"
+        qo_indptr, kv_indptr, last, *host = staged
+        device = self._accelerator.device
+        indices, rows, parts = (part.to(device, non_blocking=True, copy=True) for part in host)
+        self._shared.plan(
+            qo_indptr, kv_indptr, indices, last,
+            head_dim_qk=self.config.head_dim, causal=False, **self._plan_options(0),
+        )  # fmt: skip
+        return _Pieces(rows.long(), parts.long().view(decodes, -1))
 
     def _plan_options(self, window: int) -> dict[str, Any]:
         return {
@@ -230,10 +289,12 @@ class FlashInferBackend:
         }
 
     def _make_eager(self) -> _Wrappers:
-        prefill = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+        return _Wrappers(self._make_decode(), self._make_prefill())
+
+    def _make_prefill(self) -> Any:
+        return self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             self._workspace, kv_layout="NHD", backend="fa2"
         )
-        return _Wrappers(self._make_decode(), prefill)
 
     def _make_decode(self, **graph: Any) -> Any:
         return self._flashinfer.BatchDecodeWithPagedKVCacheWrapper(
@@ -252,12 +313,24 @@ class FlashInferBackend:
         pair = step.wrappers[self.config.window(layer)]
         pages, decodes = (kv.k(layer), kv.v(layer)), step.decodes
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if decodes:
+        if step.pieces is not None and not self.config.window(layer):
+            out[:decodes] = self._run_pieces(step.pieces, q[:decodes], pages)
+        elif decodes:
             pair.decode.run(q[:decodes], pages, out=out[:decodes])
         if decodes < step.batch.num_rows:
             assert pair.prefill is not None, "a graph has decodes alone"
             pair.prefill.run(q[decodes:], pages, out=out[decodes:])
         return out
+
+    def _run_pieces(self, pieces: _Pieces, q: Tensor, pages: tuple[Tensor, Tensor]) -> Tensor:
+        """What decodes [n, H, D] find in their pieces, merged."""
+        assert self._shared is not None, "there are pieces"
+        found, lse = self._shared.run(q[pieces.rows], pages, return_lse=True)
+        # One more that found nothing, for rows of fewer pieces than others: it weighs nothing.
+        found = torch.cat((found, torch.zeros_like(found[:1])))
+        lse = torch.cat((lse, torch.full_like(lse[:1], -torch.inf)))
+        merged: Tensor = self._flashinfer.merge_states(found[pieces.parts], lse[pieces.parts])[0]
+        return merged
 
     def _checked(self, q: Tensor, kv: KVCache) -> _Step:
         """The planned step, if queries and cache fit it."""

@@ -67,15 +67,17 @@ class DecodeGraphs:
         """The rows of each recording, ascending."""
         return self._rows
 
-    def take(self, inputs: StepInputs) -> bool:
-        """Whether there is a recording for a step: decodes alone, and not too many."""
+    def takes(self, inputs: StepInputs) -> bool:
+        """Whether a step is to be replayed: decodes alone, not too many, and no cascade."""
         batch = inputs.batch
-        return batch.num_rows == batch.num_requests <= self._rows[-1] and bool(
-            (batch.q_lens == 1).all()
+        return (
+            batch.num_rows == batch.num_requests <= self._rows[-1]
+            and bool((batch.q_lens == 1).all())
+            and not self._attention.shares(batch)
         )
 
     def forward(self, inputs: StepInputs) -> Tensor:
-        """Hidden states [T, hidden] of a step that `take` says yes to."""
+        """Hidden states [T, hidden] of a step that `takes` says yes to."""
         count = inputs.batch.num_requests
         rows = self._rows[bisect_left(self._rows, count)]
         self._stage(inputs.padded(rows), rows)

@@ -148,7 +148,7 @@ class ModelRunner:
         """
         self.kv.copy_rows(step.copies)
         inputs = StepInputs.from_step(step, self.page_size)
-        if self._graphs is not None and self._graphs.take(inputs):
+        if self._graphs is not None and self._graphs.takes(inputs):
             return self._graphs.forward(inputs)
         return self._forward(inputs)
 

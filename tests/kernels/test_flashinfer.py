@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from boughs.kernels import flashinfer
+from boughs.kernels import flashinfer, flashinfer_cascade
 from boughs.kernels.backend import AttentionConfig, Gpu, choose_backend, make_backend
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.flashinfer import FlashInferBackend
@@ -44,14 +44,14 @@ class World:
 
     def __init__(
         self, *, dtype=torch.float16, kv_dtype=None, group=2, kv_heads=2, head_dim=64,
-        page_size=4, pages=12, **config,
+        page_size=4, pages=12, cascade=False, **config,
     ):  # fmt: skip
         self.config = AttentionConfig(kv_heads * group, kv_heads, head_dim, page_size, **config)
         self.gpu = fakes.FakeCuda()
         self.module = fakes.FakeFlashInfer(self.gpu)
         self.backend = FlashInferBackend(
             self.config, "a test", flashinfer=self.module, accelerator=self.gpu, dtype=dtype,
-            kv_dtype=kv_dtype,
+            kv_dtype=kv_dtype, cascade=cascade,
         )  # fmt: skip
         self.dtype = dtype
         torch.manual_seed(0)
@@ -206,6 +206,70 @@ def test_what_no_graph_can_compute_is_refused():
         world.backend.plan_graph(world.batch([(3, 1), (3, 2)]), 12)
     with pytest.raises(ValueError, match="in a pool of 2"):
         world.backend.plan_graph(world.batch([(40, 1)]), 2)
+
+
+# ---- prefixes that decodes share ----
+
+
+@st.composite
+def trees(draw):
+    """Page tables of decodes that branch off one another, and how full each is."""
+    fresh, tables = iter(range(1, 200)), [[]]
+    for _ in range(draw(st.integers(1, 9))):
+        base = draw(st.sampled_from(tables))
+        kept = base[: draw(st.integers(0, len(base)))]
+        tables.append(kept + [next(fresh) for _ in range(draw(st.integers(1, 4)))])
+    return [(table, draw(st.integers(1, 4))) for table in draw(st.permutations(tables[1:]))]
+
+
+@given(
+    trees(),
+    st.lists(st.integers(2, 12), max_size=2),
+    st.sampled_from([1, 3, 7]),
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from([(0, 0), (0, 3)]),
+    st.sampled_from([0.0, 20.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_shared_prefixes_equal_the_flat_path(decodes, chunks, group, pays, windows, soft_cap):
+    world = World(
+        group=group, kv_heads=1, pages=200, cascade=True, windows=windows, soft_cap=soft_cap
+    )
+    batch = AttentionBatch.from_requests(
+        [table for table, _ in decodes] + [list(range(190, 194))] * len(chunks),
+        [4 * (len(table) - 1) + last for table, last in decodes] + chunks,
+        [1] * len(decodes) + chunks,
+        4,
+    )
+    page = 2 * 4 * 64 * 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flashinfer_cascade, "SAVES", pays * page)
+        for _ in range(2):
+            world.backend.plan(batch)
+            q = world.queries(batch)
+            for layer in range(LAYERS):
+                out = world.backend.run(layer, q, world.kv)
+                expected = world.expected(batch, layer, q)
+                torch.testing.assert_close(out, expected, rtol=5e-3, atol=5e-3)
+
+
+def test_a_prefix_is_read_once_where_that_pays(monkeypatch):
+    monkeypatch.setattr(flashinfer_cascade, "SAVES", 2 * 2 * 2 * 4 * 2 * 64 * 2)  # two pages, twice
+    world = World(cascade=True, pages=20)
+    three = AttentionBatch.from_requests(
+        [[3, 4, 5], [3, 4, 6], [7], [3, 4, 8, 9]], [9, 12, 2, 13], [1, 1, 1, 1], 4
+    )
+    assert world.backend.shares(three)
+    assert not world.backend.shares(world.batch([(5, 1), (3, 1)]))
+    world.backend.plan(three)
+    (plan,) = world.made("PrefillWith" + PREFILL_REST)
+    read = plan["paged_kv_indices"].tolist()
+    assert sorted(read) == [3, 4, 5, 6, 7, 8, 9]
+    assert plan["causal"] is False
+    assert not world.made("_plan_impl")
+    world.backend.plan(world.batch([(5, 1), (3, 1)]))
+    assert len(world.made("_plan_impl")) == 1
+    assert not World(pages=20).backend.shares(three)  # off unless it is asked for
 
 
 # ---- refusals ----

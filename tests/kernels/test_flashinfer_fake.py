@@ -134,7 +134,7 @@ def test_numbers_on_the_wrong_side_are_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"causal": False}, "what comes after"),
+        ({"causal": None}, "causal has a default"),
         ({"head_dim_qk": 80}, "heads of 80"),
         ({"qo_indptr": ints(0, 3, dtype=torch.int64)}, "qo_indptr of"),
     ],
@@ -168,7 +168,7 @@ def test_runs_are_refused():
         ({"paged_kv_cache": (wide, wide)}, "with gaps"),
         ({"paged_kv_cache": (pool[0].transpose(1, 2),) * 2}, "not NHD"),
         ({"paged_kv_cache": (pool[0][:2], pool[1][:2])}, "page id"),
-        ({"return_lse": True}, "more than it needs"),
+        ({"enable_pdl": True}, "more than it needs"),
     ):
         with pytest.raises(Misuse, match=message):
             world.run(world.decode, **changes)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings, strategies as st
 
-from boughs.kernels import flashinfer
+from boughs.kernels import flashinfer, flashinfer_cascade
 from boughs.kernels.backend import Gpu
 from boughs.kernels.batch import AttentionBatch
 from boughs.lang.sampling import SamplingParams
@@ -161,6 +161,18 @@ def test_random_loads_get_the_tokens_that_each_request_gets_alone(
     assert core.scheduler.is_empty
 
 
+@pytest.mark.parametrize("disable_cascade", [False, True])
+def test_requests_that_share_a_prefix_read_it_once(folder, monkeypatch, disable_cascade):
+    monkeypatch.setattr(flashinfer_cascade, "SAVES", 1)
+    core = make_core(folder, placement(), disable_cascade=disable_cascade)
+    requests = [submit(k, [*range(3, 23), 30 + k], 6) for k in range(4)]
+    first = [submit(9, range(3, 23), 1)]
+    made = run(core, [first, [], requests])
+    assert made == alone(folder, [*first, *requests])
+    module = core.runner.placement.gpu.flashinfer
+    assert any(name == "merge_states" for name, _ in module.calls) is not disable_cascade
+
+
 def test_windows_and_soft_caps_reach_the_kernels(gemma):
     requests = [submit(k, range(3 + k, 30 + k), 8) for k in range(3)]
     core = make_core(gemma, placement())
@@ -232,9 +244,9 @@ def test_a_step_too_large_or_with_chunks_is_not_replayed(folder):
     graphs = runner._graphs
     batch = AttentionBatch.from_requests([[1]], [2], [2], 4)
     two = StepInputs.padding(2, 4)
-    assert graphs.take(two)
-    assert not graphs.take(StepInputs.padding(3, 4))
-    assert not graphs.take(StepInputs(batch, two.ids, two.positions, two.slots))
+    assert graphs.takes(two)
+    assert not graphs.takes(StepInputs.padding(3, 4))
+    assert not graphs.takes(StepInputs(batch, two.ids, two.positions, two.slots))
 
 
 def test_experts_are_not_recorded(tmp_path):
