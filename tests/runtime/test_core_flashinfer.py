@@ -208,6 +208,8 @@ def test_decode_steps_are_replayed_and_others_are_not(folder):
     run(core, [[submit(k, range(3 + k, 9 + k), 6) for k in range(3)]])
     assert recordings[4].replays == 5  # three decodes, in the smallest that holds them
     assert recordings[1].replays == recordings[2].replays == 0
+    run(core, [[submit(9, range(3, 9), 6)]])
+    assert (recordings[1].replays, recordings[4].replays) == (5, 5)
 
 
 def test_padding_writes_to_page_0_alone(folder):
