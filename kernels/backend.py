@@ -128,7 +128,7 @@ def choose_backend(name: str, config: AttentionConfig, gpu: Gpu | None = None) -
     Raises:
         ValueError: An unknown name, or a backend that does not run here; says why.
     """
-    from .flashinfer import lacks
+    from .flashinfer_limits import lacks
 
     if name not in BACKENDS:
         raise ValueError(f"unknown attention backend {name!r}; there are {', '.join(BACKENDS)}")

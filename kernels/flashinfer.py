@@ -24,12 +24,10 @@ from .accelerator import Accelerator
 from .backend import AttentionConfig, check_batch, check_query
 from .batch import AttentionBatch
 from .cascade import Sharing, find_sharing
+from .flashinfer_limits import lacks, name_of
 from .kv_cache import KVCache
 from .staging import Staging
 
-HEAD_DIMS = (64, 128, 256)
-DTYPES = (torch.bfloat16, torch.float16)
-KV_DTYPES = (*DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
 PLAIN_GROUPS = (1, 2, 3)
 """Query heads per KV head for which the plain decode kernel is used. It also has 4, 6, 8 and 16,
 where tensor cores are faster, and lacks all others."""
@@ -37,24 +35,6 @@ WORKSPACE = 256 << 20
 """Bytes for the parts of split requests. 64 heads of 128 on 132 processors take 138 MB."""
 NOWHERE = 1 << 31
 """More pages than any pool has."""
-
-
-def lacks(
-    config: AttentionConfig, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
-) -> str | None:
-    """What of this model FlashInfer has no kernel for, in words; None if it has all."""
-    if config.head_dim not in HEAD_DIMS:
-        return f"heads of {config.head_dim}; there are {', '.join(map(str, HEAD_DIMS))}"
-    if dtype not in DTYPES:
-        return f"queries in {_name(dtype)}; there are {', '.join(map(_name, DTYPES))}"
-    kv_dtype = kv_dtype or dtype
-    if kv_dtype != dtype and kv_dtype not in KV_DTYPES[len(DTYPES) :]:
-        return f"a cache in {_name(kv_dtype)} under queries in {_name(dtype)}"
-    return None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -339,8 +319,8 @@ class FlashInferBackend:
         assert step is not None, "else there is no batch"
         if (q.dtype, kv.dtype) != (self._dtype, self._kv_dtype):
             raise ValueError(
-                f"planned for {_name(self._dtype)} over {_name(self._kv_dtype)}, "
-                f"got {_name(q.dtype)} over {_name(kv.dtype)}"
+                f"planned for {name_of(self._dtype)} over {name_of(self._kv_dtype)}, "
+                f"got {name_of(q.dtype)} over {name_of(kv.dtype)}"
             )
         if q.stride(-1) != 1:
             raise ValueError("the last dimension of the queries has gaps")
