@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from .backend import AttentionConfig
+from .kv_cache import FLOAT8
 
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
-KV_DTYPES = (*DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def lacks(
@@ -20,7 +20,7 @@ def lacks(
     if dtype not in DTYPES:
         return f"queries in {name_of(dtype)}; there are {', '.join(map(name_of, DTYPES))}"
     kv_dtype = kv_dtype or dtype
-    if kv_dtype != dtype and kv_dtype not in KV_DTYPES[len(DTYPES) :]:
+    if kv_dtype not in {dtype, *FLOAT8}:
         return f"a cache in {name_of(kv_dtype)} under queries in {name_of(dtype)}"
     return None
 
