@@ -45,17 +45,17 @@ class FlashInferOps:
         table = torch.cat((radians.cos(), radians.sin()), dim=-1) * factor
         return table, torch.arange(len(table), dtype=torch.int32, device=table.device)
 
-    def rotate(self, q: Tensor, k: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+    def rotate(self, x: Tensor, queries: int, angles: Angles) -> Tensor:
         """See `Ops.rotate`: in place where all of a head turns."""
         table, rows = angles
-        if table.shape[-1] != q.shape[-1]:
-            cos, sin = table[:, None].to(q.dtype).chunk(2, dim=-1)
-            return TORCH.rotate(q, k, (cos, sin))
+        if table.shape[-1] != x.shape[-1]:
+            cos, sin = table[:, None].to(x.dtype).chunk(2, dim=-1)
+            return TORCH.rotate(x, queries, (cos, sin))
+        q, k = (part.view(len(x), -1) for part in (x[:, :queries], x[:, queries:]))
         self._flashinfer.apply_rope_with_cos_sin_cache_inplace(
-            rows, q.view(len(q), -1), k.view(len(k), -1), head_size=q.shape[-1],
-            cos_sin_cache=table, is_neox=True,
-        )  # fmt: skip
-        return q, k
+            rows, q, k, head_size=x.shape[-1], cos_sin_cache=table, is_neox=True
+        )
+        return x
 
     def gated(self, name: str) -> Activation:
         """See `Ops.gated`."""

@@ -49,13 +49,16 @@ class Ops(Protocol):
         """
         ...
 
-    def rotate(self, q: Tensor, k: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+    def rotate(self, x: Tensor, queries: int, angles: Angles) -> Tensor:
         """Turn element i and element i + rotated / 2 of every head by the i-th angle of its row.
 
         Args:
-            q: [T, H, D], which may be overwritten.
-            k: [T, K, D], which may be overwritten.
+            x: [T, H + K, D], queries and then keys; may be overwritten.
+            queries: H.
             angles: Of these rows.
+
+        Returns:
+            Of the same shape.
         """
         ...
 
@@ -82,9 +85,16 @@ class TorchOps:
         radians = radians[:, None]
         return (radians.cos() * factor).to(dtype), (radians.sin() * factor).to(dtype)
 
-    def rotate(self, q: Tensor, k: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+    def rotate(self, x: Tensor, queries: int, angles: Angles) -> Tensor:
         """See `Ops.rotate`."""
-        return _rotate(q, *angles), _rotate(k, *angles)
+        del queries
+        cos, sin = angles
+        width = cos.shape[-1]
+        first, second = x[..., :width], x[..., width : 2 * width]
+        parts = [first * cos - second * sin, second * cos + first * sin]
+        if 2 * width < x.shape[-1]:
+            parts.append(x[..., 2 * width :])
+        return torch.cat(parts, dim=-1)
 
     def gated(self, name: str) -> Activation:
         """See `Ops.gated`."""
@@ -92,15 +102,6 @@ class TorchOps:
 
 
 TORCH = TorchOps()
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    width = cos.shape[-1]
-    first, second = x[..., :width], x[..., width : 2 * width]
-    parts = [first * cos - second * sin, second * cos + first * sin]
-    if 2 * width < x.shape[-1]:
-        parts.append(x[..., 2 * width :])
-    return torch.cat(parts, dim=-1)
 
 
 def _gated(act: Activation, x: Tensor) -> Tensor:

@@ -73,8 +73,8 @@ class Attention:
         turned, v = both[:, : heads + kv_heads], both[:, heads + kv_heads :]
         if self.head_norm is not None:
             turned = rms_norm(turned, (dim,), None, self.eps) * self.head_norm
-        q, k = self.ops.rotate(turned[:, :heads], turned[:, heads:], angles)
-        mixed = pages.attend(self.layer, q, k, v)
+        turned = self.ops.rotate(turned, heads, angles)
+        mixed = pages.attend(self.layer, turned[:, :heads], turned[:, heads:], v)
         return linear(mixed, self.output, self.output_bias)
 
 
