@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         GrammarError as GrammarError,
         Incomplete as Incomplete,
         InvalidRequest as InvalidRequest,
+        InvalidValue as InvalidValue,
         NotFound as NotFound,
         Overloaded as Overloaded,
         ProgramError as ProgramError,
@@ -45,27 +46,29 @@ if TYPE_CHECKING:
     from boughs.lang.group import ProgramStateGroup as ProgramStateGroup
     from boughs.lang.launch import Runtime as Runtime
     from boughs.lang.primitives import (
+        gen as gen,
+        gen_int as gen_int,
+        gen_string as gen_string,
+        select as select,
+    )
+    from boughs.lang.program import (
+        Program as Program,
+        function as function,
+    )
+    from boughs.lang.roles import (
         assistant as assistant,
         assistant_begin as assistant_begin,
         assistant_end as assistant_end,
         content as content,
-        gen as gen,
-        gen_int as gen_int,
-        gen_string as gen_string,
         role as role,
         role_begin as role_begin,
         role_end as role_end,
-        select as select,
         system as system,
         system_begin as system_begin,
         system_end as system_end,
         user as user,
         user_begin as user_begin,
         user_end as user_end,
-    )
-    from boughs.lang.program import (
-        Program as Program,
-        function as function,
     )
     from boughs.lang.sampling import SamplingParams as SamplingParams
     from boughs.lang.state import ProgramState as ProgramState
@@ -96,6 +99,7 @@ _HOMES = {
         "GrammarError",
         "Incomplete",
         "InvalidRequest",
+        "InvalidValue",
         "NotFound",
         "Overloaded",
         "ProgramError",
@@ -108,17 +112,20 @@ _HOMES = {
     "boughs.lang.group": ("ProgramStateGroup",),
     "boughs.lang.launch": ("Runtime",),
     "boughs.lang.primitives": (
+        "gen",
+        "gen_int",
+        "gen_string",
+        "select",
+    ),
+    "boughs.lang.program": ("Program", "function"),
+    "boughs.lang.roles": (
         "assistant",
         "assistant_begin",
         "assistant_end",
         "content",
-        "gen",
-        "gen_int",
-        "gen_string",
         "role",
         "role_begin",
         "role_end",
-        "select",
         "system",
         "system_begin",
         "system_end",
@@ -126,7 +133,6 @@ _HOMES = {
         "user_begin",
         "user_end",
     ),
-    "boughs.lang.program": ("Program", "function"),
     "boughs.lang.sampling": ("SamplingParams",),
     "boughs.lang.state": ("ProgramState",),
     "boughs.runtime.engine": ("Engine",),

@@ -12,7 +12,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Self
+from typing import Any, Self
 
 from boughs.lang import choices, ir
 from boughs.lang.backend import Answer, Chunk, GenerateRequest, PinRequest, ScoreRequest
@@ -31,6 +31,7 @@ from boughs.lang.meta import meta_info
 from boughs.lang.parameters import LogprobOptions
 from boughs.lang.running import Run
 from boughs.lang.sampling import SamplingParams
+from boughs.lang.typed import Typed
 from boughs.lang.waiting import Stream
 
 
@@ -185,10 +186,16 @@ class Executor:
             return
         return_text = options.return_text_in_logprobs
         metas = [meta_info(a, return_text=return_text, e2e_latency=seconds) for a in answers]
-        if params.n == 1:
-            self.contents.set(node.name, answers[0].text, metas[0])
-        else:
-            self.contents.set(node.name, [answer.text for answer in answers], metas)
+        texts = [answer.text for answer in answers]
+        values = texts if node.kind is None else [_value(node.kind, answer) for answer in answers]
+        one = params.n == 1
+        self.contents.set(node.name, values[0] if one else values, metas[0] if one else metas)
+        if node.kind is None:
+            return
+        self.contents.raws[node.name] = texts[0] if one else texts
+        errors = [value for value in values if isinstance(value, BoughsError)]
+        if errors and not node.keeps_errors:
+            self.contents.unread[node.name] = Failure(errors[0], self._where(node))
 
     async def run_select(self, node: ir.Select) -> None:
         """Score the choices, decide, and add the decision."""
@@ -225,7 +232,10 @@ class Executor:
             "cached_tokens": scores.cached_tokens,
             **(decision.meta_info or {}),
         }
-        self.contents.set(node.name, decision.decision, meta)
+        value = decision.decision
+        self.contents.set(node.name, node.values[value] if node.values else value, meta)
+        if node.values:
+            self.contents.raws[node.name] = value
         self.contents.probs[node.name] = choices.probabilities(texts, scores)
 
     async def run_set(self, node: ir.SetVariable) -> None:
@@ -262,8 +272,7 @@ class Executor:
             for contents in held:
                 self.contents.append_from(contents)
         for name in dict.fromkeys(name for contents in held for name in contents.written):
-            values = [contents.variables.get(name) for contents in held]
-            self.contents.set(name, values, [contents.meta.get(name) for contents in held])
+            self.contents.gather(name, held)
 
     async def run_pin(self, node: ir.Pin) -> None:
         """Have the backend keep what the state holds, until the run ends."""
@@ -355,6 +364,11 @@ class Executor:
             self._emitted = end
             if text:
                 self.text_stream.append(text)
+
+
+def _value(kind: Typed, answer: Answer) -> Any:
+    """What an answer's text stands for; an error if for nothing."""
+    return kind.read(answer.text, cut=answer.finish is not None and answer.finish.type == "length")
 
 
 class _BranchFailed(Exception):

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from boughs.lang.choices import ChoicesSamplingMethod
 from boughs.lang.errors import InvalidRequest
+from boughs.lang.typed import Typed
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
 
@@ -173,12 +174,16 @@ class Gen(Node):
         sampling: Validated fields of `SamplingParams`, only those that the program gave.
         logprobs: Validated fields of `LogprobOptions`, only those that the program gave.
         dtype: The Python type whose text is generated, if one was given.
+        kind: How the variable's value is read from the text, if a type was given.
+        keeps_errors: Whether the error that there is no value is the value.
     """
 
     name: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     logprobs: Mapping[str, Any] = field(default_factory=dict)
     dtype: type | None = None
+    kind: Typed | None = None
+    keeps_errors: bool = False
 
     def run(self, runner: Runner) -> Awaitable[None]:
         """Generate."""
@@ -200,6 +205,9 @@ class Gen(Node):
             given = {**given, "dtype": self.dtype.__name__}
             del given["regex"]
             given.pop("stop_regex", None)
+        if self.kind is not None:
+            given = {key: value for key, value in given.items() if key not in self.kind.sampling}
+            given["type"] = self.kind.name
         return _call("gen", self.name, given)
 
 
@@ -211,6 +219,7 @@ class Select(Node):
     choices: tuple[str, ...]
     method: ChoicesSamplingMethod
     cache_salt: str | None = None
+    values: Mapping[str, Any] | None = None
 
     def run(self, runner: Runner) -> Awaitable[None]:
         """Score the choices and decide."""
