@@ -12,10 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from boughs.lang.choices import ChoicesSamplingMethod, token_length_normalized
-from boughs.lang.errors import InvalidRequest, Unsupported, located
+from boughs.lang.errors import GrammarError, InvalidRequest, Unsupported, located
+from boughs.lang.grammar import Grammar
 from boughs.lang.ir import Expression, Gen, Select
 from boughs.lang.parameters import Given, json_schema_text
+from boughs.lang.sampling import CONSTRAINTS
 from boughs.lang.scalars import DTYPES, GOES_ON
+from boughs.lang.schemas import refusal
 from boughs.lang.typed import Typed, options, typed
 
 OnIncomplete = Literal["raise", "value"]
@@ -48,6 +51,7 @@ def gen(  # noqa: PLR0917 - SGLang's signature
     *,
     type: Any = None,  # noqa: A002 - the word for it
     on_incomplete: OnIncomplete = "raise",
+    grammar: Grammar | None = None,
     ebnf: str | None = None,
     seed: int | None = None,
     repetition_penalty: float | None = None,
@@ -104,6 +108,8 @@ def gen(  # noqa: PLR0917 - SGLang's signature
         on_incomplete: What a typed variable is whose text `max_tokens` cut, or which the type's
             own rules refuse: "raise" raises `Incomplete` or `InvalidValue` when it is read,
             "value" makes the error itself the variable's value.
+        grammar: The text is one of this grammar, made of parts by the functions of
+            `boughs.grammar`.
         ebnf: The text is derived from this grammar.
         seed: Seed of the random numbers.
         repetition_penalty: Divides the logits of tokens in prompt or output.
@@ -140,6 +146,8 @@ def gen(  # noqa: PLR0917 - SGLang's signature
         return gen_of(name, _typed(name, type), arguments, on_incomplete)
     if on_incomplete != "raise":
         raise InvalidRequest("on_incomplete: only a gen with a type has values", "on_incomplete")
+    if arguments.pop("grammar") is not None:
+        arguments["ebnf"] = _source(name, grammar, arguments)
     kind = _dtype_of(arguments.pop("dtype"))
     arguments["json_schema"] = json_schema_text(json_schema)
     if kind is not None:
@@ -271,7 +279,7 @@ def gen_of(
 
 
 _NOT_TYPED = (
-    *("dtype", "regex", "json_schema", "ebnf"),
+    *("dtype", "regex", "json_schema", "ebnf", "grammar"),
     *("stop", "stop_token_ids", "stop_regex", "no_stop_trim", "min_tokens", "ignore_eos"),
 )
 
@@ -288,6 +296,26 @@ def _gen_choices(name: str | None, arguments: dict[str, Any]) -> Expression:
         )
     given = {k: arguments[k] for k in honoured if arguments[k] is not None}
     return select(name, **given)
+
+
+def _source(name: str | None, grammar: object, arguments: Mapping[str, Any]) -> str:
+    """The source of a gen's grammar, once the compiler has had a look at it."""
+    if not isinstance(grammar, Grammar):
+        raise InvalidRequest(
+            f"gen: variable {name!r}: grammar: expected what the functions of boughs.grammar make, "
+            f"got {grammar!r:.60}",
+            "grammar",
+        )
+    for other in ("dtype", *CONSTRAINTS):
+        if arguments[other] is not None:
+            raise InvalidRequest(
+                f"gen: variable {name!r}: {other} cannot be given together with grammar", other
+            )
+    source = grammar.lark()
+    said = refusal("ebnf", source)
+    if said:
+        raise GrammarError(f"gen: variable {name!r}: grammar: {said}", "grammar")
+    return source
 
 
 def _typed(name: str | None, kind: Any) -> Typed:

@@ -1,10 +1,11 @@
 """JSON schemas of Python types, made so that a model can write them and comes to an end.
 
-This module knows no gen; that Pydantic writes the schemas and llguidance reads them, it does.
+This module knows no gen. That Pydantic writes the schemas and llguidance reads them, it knows.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,6 +90,30 @@ def example(schema: Any, root: Mapping[str, Any]) -> Any:
                 return None  # and so a type that holds itself comes to its end
             return example(options[0], root)
     return _example_of(schema, root)
+
+
+@functools.lru_cache(maxsize=512)
+def refusal(kind: str, source: str) -> str:
+    """What the compiler of grammars has against a source, so that it is said where it is written.
+
+    Args:
+        kind: `json_schema` or `ebnf`.
+        source: The source.
+
+    Returns:
+        Its words; an empty text if it has nothing against it.
+    """
+    from llguidance import LLMatcher
+
+    read = {
+        "json_schema": LLMatcher.grammar_from_json_schema,
+        "ebnf": LLMatcher.grammar_from_lark,
+    }
+    try:
+        said = str(LLMatcher.validate_grammar(read[kind](source)))
+    except ValueError as error:
+        said = str(error)
+    return " ".join(said.split())[:200]
 
 
 def _example_of(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:

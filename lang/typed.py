@@ -191,7 +191,7 @@ def _of_numbers(name: str, schema: Mapping[str, Any], adapter: Any) -> Typed:
         number = json.dumps(schemas.bounded({"type": schema["type"], **bounds}))
         after = rest.removesuffix(")?").removeprefix("(")
         constraint = {"ebnf": f"start: number rest?\nnumber: %json {number}\nrest: /{after}/\n"}
-        _check_grammar(name, "lark", constraint["ebnf"])
+        _check(name, "ebnf", constraint["ebnf"])
     return Typed(
         name,
         {**ENDS, **constraint, "stop_regex": (stop,), "no_stop_trim": False},
@@ -216,7 +216,7 @@ def _of_format(name: str, schema: Mapping[str, Any], adapter: Any) -> Typed:
 def _of_json(name: str, schema: Mapping[str, Any], adapter: Any) -> Typed:
     """JSON."""
     source = json.dumps(schemas.closed(schema))
-    _check_grammar(name, "json", source)
+    _check(name, "json_schema", source)
     return Typed(
         name,
         {**ENDS, "json_schema": source},
@@ -236,17 +236,10 @@ def _example(schema: Mapping[str, Any], parse: Callable[[str], Any]) -> str | No
     return text
 
 
-def _check_grammar(name: str, kind: str, source: str) -> None:
-    """Have the compiler of the grammars look at one, so that its refusal comes where it is made."""
-    from llguidance import LLMatcher
-
-    try:
-        make = LLMatcher.grammar_from_json_schema if kind == "json" else LLMatcher.grammar_from_lark
-        said = str(LLMatcher.validate_grammar(make(source)))
-    except ValueError as error:
-        said = str(error)
+def _check(name: str, kind: str, source: str) -> None:
+    said = schemas.refusal(kind, source)
     if said:
-        raise _refused(name, " ".join(said.split())[:200])
+        raise _refused(name, said)
 
 
 def _check_core(schema: Any) -> None:

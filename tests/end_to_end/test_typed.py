@@ -1,5 +1,6 @@
 """Typed values on a real engine: a random model writes what its constraint allows, and no more."""
 
+import ast
 import dataclasses
 import datetime as dt
 import enum
@@ -9,6 +10,7 @@ import pytest
 from pydantic import Field
 
 import boughs
+from boughs.grammar import alt, opt, recursive, regex, seq
 
 
 class Colour(enum.Enum):
@@ -66,23 +68,45 @@ def check(name, text, value):
         assert isinstance(value, {"flag": bool, "word": str | int, "pair": tuple}[name])
 
 
-@pytest.mark.parametrize("temperature", [0, 1.5])
-def test_a_random_model_writes_values(tiny_model, temperature):
+@pytest.fixture(scope="module")
+def engine(tiny_model):
     with boughs.Engine(model_path=tiny_model, in_process=True) as engine:
-        program.run(temperature, backend=engine)
+        yield engine
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_a_random_model_writes_values(engine, temperature):
+    program.run(temperature, backend=engine)
+
+
+def test_a_recursive_grammar(engine):
+    nested = recursive(lambda n: alt(regex("[0-9]{1,2}"), seq("(", n, opt(seq("+", n)), ")")))
+
+    @boughs.function
+    def write(s):
+        s += "term: " + boughs.gen("term", grammar=nested, n=6, seed=1, max_tokens=60)
+
+    state = write.run(backend=engine)
+    ended = [
+        term
+        for term, meta in zip(state["term"], state.get_meta_info("term"), strict=True)
+        if meta["finish_reason"]["type"] == "stop"
+    ]
+    assert ended
+    for term in ended:
+        ast.parse(term.replace("0", "1"), mode="eval")  # no 01
 
 
 def test_over_an_endpoint(tiny_server):
     program.run(1.0, backend=boughs.RuntimeEndpoint(tiny_server.url))
 
 
-def test_a_cut_value(tiny_model):
+def test_a_cut_value(engine):
     @boughs.function
     def cut(s):
         s += "order: " + boughs.gen("order", type=Order, max_tokens=3)
 
-    with boughs.Engine(model_path=tiny_model, in_process=True) as engine:
-        state = cut.run(backend=engine)
+    state = cut.run(backend=engine)
     with pytest.raises(boughs.Incomplete, match="variable 'order'"):
         state["order"]
     assert state.raw("order").startswith("{")
