@@ -72,6 +72,14 @@ if TYPE_CHECKING:
     )
     from boughs.lang.sampling import SamplingParams as SamplingParams
     from boughs.lang.state import ProgramState as ProgramState
+    from boughs.lang.tools import (
+        Tool as Tool,
+        ToolCall as ToolCall,
+        ToolResult as ToolResult,
+        describe_tools as describe_tools,
+        gen_tool_call as gen_tool_call,
+        tool as tool,
+    )
     from boughs.runtime.engine import Engine as Engine
 
 __version__ = "0.1.0"
@@ -135,6 +143,14 @@ _HOMES = {
     ),
     "boughs.lang.sampling": ("SamplingParams",),
     "boughs.lang.state": ("ProgramState",),
+    "boughs.lang.tools": (
+        "Tool",
+        "ToolCall",
+        "ToolResult",
+        "describe_tools",
+        "gen_tool_call",
+        "tool",
+    ),
     "boughs.runtime.engine": ("Engine",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -6,7 +6,7 @@ no backend.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,6 +123,22 @@ class Contents:
         """Add what a backend produced."""
         self.segments += answer.segments
         self.shown.append(answer.text)
+
+    def add_message(self, role: str, text: str) -> Callable[[], None]:
+        """Add a whole message of content; what is returned takes it away again."""
+        before = (len(self.segments), len(self.shown), len(self.marks), len(self.messages))
+        begun = self.begun
+        self.begin_role(role)
+        self.add_content(text)
+        self.end_role(role)
+
+        def undo() -> None:
+            lists: tuple[list[Any], ...] = (self.segments, self.shown, self.marks, self.messages)
+            for held, size in zip(lists, before, strict=True):
+                del held[size:]
+            self.begun = begun
+
+        return undo
 
     def begin_role(self, role: str) -> None:
         """Open a message."""

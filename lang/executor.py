@@ -162,6 +162,18 @@ class Executor:
         """Add a user's text."""
         self.contents.add_content(node.text)
 
+    async def run_tool_message(self, node: ir.ToolMessage) -> None:
+        """Add a tool's answer as the model's template would have it."""
+        if self.contents.role is not None or not self.contents.marks:
+            self.contents.add_content(node.text)
+            return
+        undo = self.contents.add_message("tool", node.text)
+        try:
+            await self._prefill()
+        except InvalidRequest:  # the template has no such role
+            undo()
+            self.contents.add_message("user", node.text)
+
     async def run_role_begin(self, node: ir.RoleBegin) -> None:
         """Open a message."""
         self.contents.begin_role(node.role)

@@ -32,6 +32,7 @@ class Runner(Protocol):
     def run_content(self, node: Content) -> Awaitable[None]: ...  # noqa: D102
     def run_role_begin(self, node: RoleBegin) -> Awaitable[None]: ...  # noqa: D102
     def run_role_end(self, node: RoleEnd) -> Awaitable[None]: ...  # noqa: D102
+    def run_tool_message(self, node: ToolMessage) -> Awaitable[None]: ...  # noqa: D102
     def run_gen(self, node: Gen) -> Awaitable[None]: ...  # noqa: D102
     def run_select(self, node: Select) -> Awaitable[None]: ...  # noqa: D102
     def run_set(self, node: SetVariable) -> Awaitable[None]: ...  # noqa: D102
@@ -135,6 +136,20 @@ class Content(Node):
 
     def __str__(self) -> str:
         return f"content {self.text!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolMessage(Node):
+    """What a tool answered: a message of its own in a conversation, and text anywhere else."""
+
+    text: str
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Add it."""
+        return runner.run_tool_message(self)
+
+    def __str__(self) -> str:
+        return f"tool says {self.text!r:.60}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,13 +132,8 @@ def gen(  # noqa: PLR0917 - SGLang's signature
         InvalidRequest: An argument is wrong; the message names it.
     """
     arguments = dict(locals())
-    _check_name(arguments.pop("name"), "gen")
+    check_name(arguments.pop("name"), "gen")
     del arguments["on_incomplete"]
-    if on_incomplete not in get_args(OnIncomplete):
-        raise InvalidRequest(
-            f"on_incomplete: expected 'raise' or 'value', got {on_incomplete!r:.60}",
-            "on_incomplete",
-        )
     if choices is not None or choices_method is not None:
         return _gen_choices(name, arguments)
     del arguments["choices"], arguments["choices_method"]
@@ -223,7 +218,7 @@ def select(
     Raises:
         InvalidRequest: An argument is wrong; the message names it.
     """
-    _check_name(name, "select")
+    check_name(name, "select")
     values = None if choices is bool else options(choices)
     if values is not None:
         choices = list(values)
@@ -261,6 +256,11 @@ def gen_of(
     Raises:
         InvalidRequest: An argument cannot be honoured; the message names it.
     """
+    if on_incomplete not in get_args(OnIncomplete):
+        raise InvalidRequest(
+            f"on_incomplete: expected 'raise' or 'value', got {on_incomplete!r:.60}",
+            "on_incomplete",
+        )
     for other in _NOT_TYPED:
         if arguments.get(other) not in (None, (), False):
             raise InvalidRequest(
@@ -325,7 +325,8 @@ def _typed(name: str | None, kind: Any) -> Typed:
         raise located(error, f"gen: variable {name!r}") from None
 
 
-def _check_name(name: object, where: str) -> None:
+def check_name(name: object, where: str) -> None:
+    """Refuse what is no variable's name."""
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidRequest(
             f"{where}: name must be a string that is not empty, got {name!r:.60}", "name"
