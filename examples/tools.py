@@ -49,7 +49,7 @@ def main():
         for question, state in zip(QUESTIONS, states, strict=True):
             call = state["call"]
             print(f"{question}\n  {call.name}({call.arguments}) -> {call.run().text}")
-                print(f"  The answer is {state['answer']}.")
+            print(f"  The answer is {state['answer']}.")
 
 
 if __name__ == "__main__":
