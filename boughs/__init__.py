@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         Program as Program,
         function as function,
     )
+    from boughs.lang.reasoning import separate_reasoning as separate_reasoning
     from boughs.lang.roles import (
         assistant as assistant,
         assistant_begin as assistant_begin,
@@ -126,6 +127,7 @@ _HOMES = {
         "select",
     ),
     "boughs.lang.program": ("Program", "function"),
+    "boughs.lang.reasoning": ("separate_reasoning",),
     "boughs.lang.roles": (
         "assistant",
         "assistant_begin",

@@ -29,6 +29,7 @@ from boughs.lang.failure import Failure
 from boughs.lang.loop import background_loop
 from boughs.lang.meta import meta_info
 from boughs.lang.parameters import LogprobOptions
+from boughs.lang.reasoning import SUFFIX
 from boughs.lang.running import Run
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.typed import Typed
@@ -58,6 +59,7 @@ class Executor:
         self._emitted = 0  # pieces of the contents' text that the stream has
         self._held_back = ""  # text of the running request that it has not
         self._prefills = False  # whether the running request makes no text
+        self._apart = False  # whether its text is reasoning and answer, told apart at its end
         self._stream: Stream[Chunk] | None = None
         self._rid: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -187,27 +189,40 @@ class Executor:
         params = self.run.defaults.sampling(node.sampling)
         options = self.run.defaults.logprobs(node.logprobs)
         began = time.perf_counter()
+        self._apart = node.reasoning is not None
         answers = await self._generate(params, options)
         seconds = time.perf_counter() - began
         if len(answers) != params.n:
             raise BackendError(f"{params.n} choices were asked for, and {len(answers)} came")
-        passed_on = self._emitted == len(self.contents.shown) and not self._held_back
-        self.contents.add_answer(answers[0])
-        self._emitted += passed_on
+        if node.reasoning is not None:
+            thoughts, values = zip(*(node.reasoning.split(a.text) for a in answers), strict=True)
+            self._set(f"{node.name}{SUFFIX}", list(thoughts), [{}] * params.n)
+            if values[0] != answers[0].text:
+                self.contents.add_content(values[0])
+            else:
+                self.contents.add_answer(answers[0])
+        else:
+            passed_on = self._emitted == len(self.contents.shown) and not self._held_back
+            self.contents.add_answer(answers[0])
+            self._emitted += passed_on
+            values = tuple(a.text if node.kind is None else _value(node.kind, a) for a in answers)
         if node.name is None:
             return
         return_text = options.return_text_in_logprobs
         metas = [meta_info(a, return_text=return_text, e2e_latency=seconds) for a in answers]
-        texts = [answer.text for answer in answers]
-        values = texts if node.kind is None else [_value(node.kind, answer) for answer in answers]
-        one = params.n == 1
-        self.contents.set(node.name, values[0] if one else values, metas[0] if one else metas)
-        if node.kind is None:
+        self._set(node.name, list(values), metas)
+        if node.kind is None and node.reasoning is None:
             return
-        self.contents.raws[node.name] = texts[0] if one else texts
+        texts = [answer.text for answer in answers]
+        self.contents.raws[node.name] = texts[0] if params.n == 1 else texts
         errors = [value for value in values if isinstance(value, BoughsError)]
         if errors and not node.keeps_errors:
             self.contents.unread[node.name] = Failure(errors[0], self._where(node))
+
+    def _set(self, name: str, values: list[Any], metas: list[Any]) -> None:
+        """Set a variable to its one value, or to those of many choices."""
+        one = len(values) == 1
+        self.contents.set(name, values[0] if one else values, metas[0] if one else metas)
 
     async def run_select(self, node: ir.Select) -> None:
         """Score the choices, decide, and add the decision."""
@@ -348,7 +363,8 @@ class Executor:
             self._flush()
         if self._stream is not None:
             self._stream.append(chunk)
-        self._held_back += chunk.text
+        if not self._apart:
+            self._held_back += chunk.text
         if self._held_back and self._emitted == len(self.contents.shown):
             self.text_stream.append(self._held_back)
             self._held_back = ""

@@ -44,6 +44,14 @@ class Runner(Protocol):
     def run_render(self, node: Render) -> Awaitable[None]: ...  # noqa: D102
 
 
+class Splitter(Protocol):
+    """Tells a model's reasoning from its answer."""
+
+    def split(self, text: str) -> tuple[str, str]:
+        """The one and the other."""
+        ...
+
+
 class Expression:
     """What can be added to a state, and to other expressions and text from both sides."""
 
@@ -191,6 +199,7 @@ class Gen(Node):
         dtype: The Python type whose text is generated, if one was given.
         kind: How the variable's value is read from the text, if a type was given.
         keeps_errors: Whether the error that there is no value is the value.
+        reasoning: Tells reasoning from answer, if they are to be told apart.
     """
 
     name: str | None = None
@@ -199,6 +208,7 @@ class Gen(Node):
     dtype: type | None = None
     kind: Typed | None = None
     keeps_errors: bool = False
+    reasoning: Splitter | None = None
 
     def run(self, runner: Runner) -> Awaitable[None]:
         """Generate."""
@@ -211,8 +221,8 @@ class Gen(Node):
 
     @property
     def streams(self) -> bool:
-        """It does."""
-        return True
+        """It does, if all of it is the variable's."""
+        return self.reasoning is None
 
     def __str__(self) -> str:
         given = {**self.sampling, **self.logprobs}

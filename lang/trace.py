@@ -17,6 +17,7 @@ from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.execution import Execution
 from boughs.lang.executor import Executor
 from boughs.lang.parameters import Defaults, Given
+from boughs.lang.reasoning import SUFFIX
 from boughs.lang.running import Run
 from boughs.lang.segments import Role, Text
 
@@ -126,6 +127,8 @@ class _Tracer(Executor):
             text, value = node.kind.placeholder()
         choices = node.sampling.get("n", 1)
         self._answer(node.name, text, value if choices == 1 else [value] * choices)
+        if node.name is not None and node.reasoning is not None:
+            self.contents.set(f"{node.name}{SUFFIX}", "{" + node.name + SUFFIX + "}")
         if node.name is not None and node.kind is not None:
             self.contents.raws[node.name] = text if choices == 1 else [text] * choices
 
