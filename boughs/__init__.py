@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         GrammarError as GrammarError,
         Incomplete as Incomplete,
         InvalidRequest as InvalidRequest,
+        InvalidValue as InvalidValue,
         NotFound as NotFound,
         Overloaded as Overloaded,
         ProgramError as ProgramError,
@@ -45,17 +46,24 @@ if TYPE_CHECKING:
     from boughs.lang.group import ProgramStateGroup as ProgramStateGroup
     from boughs.lang.launch import Runtime as Runtime
     from boughs.lang.primitives import (
+        gen as gen,
+        gen_int as gen_int,
+        gen_string as gen_string,
+        select as select,
+    )
+    from boughs.lang.program import (
+        Program as Program,
+        function as function,
+    )
+    from boughs.lang.reasoning import separate_reasoning as separate_reasoning
+    from boughs.lang.roles import (
         assistant as assistant,
         assistant_begin as assistant_begin,
         assistant_end as assistant_end,
         content as content,
-        gen as gen,
-        gen_int as gen_int,
-        gen_string as gen_string,
         role as role,
         role_begin as role_begin,
         role_end as role_end,
-        select as select,
         system as system,
         system_begin as system_begin,
         system_end as system_end,
@@ -63,12 +71,16 @@ if TYPE_CHECKING:
         user_begin as user_begin,
         user_end as user_end,
     )
-    from boughs.lang.program import (
-        Program as Program,
-        function as function,
-    )
     from boughs.lang.sampling import SamplingParams as SamplingParams
     from boughs.lang.state import ProgramState as ProgramState
+    from boughs.lang.tools import (
+        Tool as Tool,
+        ToolCall as ToolCall,
+        ToolResult as ToolResult,
+        describe_tools as describe_tools,
+        gen_tool_call as gen_tool_call,
+        tool as tool,
+    )
     from boughs.runtime.engine import Engine as Engine
 
 __version__ = "0.1.0"
@@ -96,6 +108,7 @@ _HOMES = {
         "GrammarError",
         "Incomplete",
         "InvalidRequest",
+        "InvalidValue",
         "NotFound",
         "Overloaded",
         "ProgramError",
@@ -108,17 +121,21 @@ _HOMES = {
     "boughs.lang.group": ("ProgramStateGroup",),
     "boughs.lang.launch": ("Runtime",),
     "boughs.lang.primitives": (
+        "gen",
+        "gen_int",
+        "gen_string",
+        "select",
+    ),
+    "boughs.lang.program": ("Program", "function"),
+    "boughs.lang.reasoning": ("separate_reasoning",),
+    "boughs.lang.roles": (
         "assistant",
         "assistant_begin",
         "assistant_end",
         "content",
-        "gen",
-        "gen_int",
-        "gen_string",
         "role",
         "role_begin",
         "role_end",
-        "select",
         "system",
         "system_begin",
         "system_end",
@@ -126,9 +143,16 @@ _HOMES = {
         "user_begin",
         "user_end",
     ),
-    "boughs.lang.program": ("Program", "function"),
     "boughs.lang.sampling": ("SamplingParams",),
     "boughs.lang.state": ("ProgramState",),
+    "boughs.lang.tools": (
+        "Tool",
+        "ToolCall",
+        "ToolResult",
+        "describe_tools",
+        "gen_tool_call",
+        "tool",
+    ),
     "boughs.runtime.engine": ("Engine",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -7,7 +7,8 @@
 
 A token is a character, roles are rendered as ChatML, and what two prompts share counts as cached,
 as with the real runtime. Stops, limits, grammars and forbidden tokens are not applied: what a
-test says is what the program gets. This module knows no model and no engine.
+test says is what the program gets; `Cut("{")` is a text that a limit cut. This module knows no
+model and no engine.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ from boughs.lang.backend import (
 )
 from boughs.lang.errors import BackendError, InvalidRequest
 from boughs.lang.segments import Content, Ids, Role, Segment, Text
+
+
+class Cut(str):
+    """A text that the limit of tokens cut: its finish is `length`."""
+
+    __slots__ = ()
+
 
 Said = str | Sequence[str] | Sequence[float] | BaseException
 """An answer: a text (for a select: one of its choices); a list of texts, one for each of `n`
@@ -165,7 +173,7 @@ class MockBackend:
         texts = [said] * n if isinstance(said, str) else list(said) if _listed(said) else []
         if len(texts) != n or not all(isinstance(text, str) for text in texts):
             raise InvalidRequest(f"MockBackend: {said!r:.60} does not answer a gen with n={n}")
-        return [str(text) for text in texts]
+        return [text if isinstance(text, Cut) else str(text) for text in texts]
 
     async def _stream(
         self, request: GenerateRequest, call: Call, text: str, index: int
@@ -192,7 +200,8 @@ class MockBackend:
                     chunk.prompt_logprobs = _logprobs(given, request)
             if last:
                 chunk.segments = [Ids(list(map(ord, text)))] if text else []
-                chunk.finish = Finish("stop") if text else Finish("length", length=0)
+                cut = isinstance(text, Cut) or not text
+                chunk.finish = Finish("length", length=len(text)) if cut else Finish("stop")
             yield chunk
 
     def _record(self, call: Call, salt: str | None) -> int:

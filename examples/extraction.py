@@ -1,6 +1,11 @@
-"""Typed extraction: regular expressions make every field what it must be."""
+"""Typed extraction: what the model writes is a date, a number, an object of a class."""
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Annotated, Literal
 
 from common import backend, report
+from pydantic import Field
 
 import boughs
 
@@ -11,19 +16,27 @@ MAILS = [
 ]
 
 
+@dataclass
+class Bill:
+    """What was paid."""
+
+    amount: Annotated[float, Field(gt=0, lt=10_000)]
+    currency: Literal["dollars", "euros"]
+
+
 @boughs.function
 def extract(s, mail):
     s += boughs.system("You read mails and note the order in them.")
-    s += boughs.user(mail + "\n\nNote the customer, the number of pieces, the day and the amount.")
+    s += boughs.user(mail + "\n\nNote the customer, the number of pieces, the day and the bill.")
     s += boughs.assistant(
         "Customer: "
         + boughs.gen("customer", regex=r"[A-Z][a-z]{1,15} [A-Z][a-z]{1,15}", temperature=0)
         + "\nPieces: "
-        + boughs.gen("pieces", regex=r"[1-9][0-9]{0,2}", temperature=0, stop="\n")
+        + boughs.gen("pieces", type=int, temperature=0)
         + "\nDay: "
-        + boughs.gen("day", regex=r"20[0-9]{2}-(0[1-9]|1[0-2])-[0-3][0-9]", temperature=0)
-        + "\nAmount: "
-        + boughs.gen("amount", regex=r"[0-9]{1,4}\.[0-9]{2}", temperature=0)
+        + boughs.gen("day", type=date, temperature=0)
+        + "\nBill: "
+        + boughs.gen("bill", type=Bill, temperature=0)
     )
 
 
@@ -32,14 +45,7 @@ def main():
         states = extract.run_batch([{"mail": mail} for mail in MAILS])
         tree.add(states)
         for state in states:
-            print(
-                {
-                    "customer": state["customer"],
-                    "pieces": int(state["pieces"]),
-                    "day": state["day"],
-                    "amount": float(state["amount"]),
-                }
-            )
+            print({name: state[name] for name in ("customer", "pieces", "day", "bill")})
 
 
 if __name__ == "__main__":

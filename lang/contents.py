@@ -6,13 +6,14 @@ no backend.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from boughs.lang import segments as seg
 from boughs.lang.backend import Answer
 from boughs.lang.errors import InvalidRequest
+from boughs.lang.failure import Failure
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Contents:
         role: The role of the open message, if any.
         begun: Where its content begins in `shown`.
         variables: Name to value.
+        raws: Name to text, for variables whose values were read from it.
+        unread: Name to why there is no value, for variables that cannot be read.
         meta: Name to meta info, for variables that a request made.
         probs: Name to the probabilities of its choices, for selects.
         scopes: Name to where it begins in `shown`, for open variable scopes.
@@ -55,6 +58,8 @@ class Contents:
     role: str | None = None
     begun: int = 0
     variables: dict[str, Any] = field(default_factory=dict)
+    raws: dict[str, Any] = field(default_factory=dict)
+    unread: dict[str, Failure] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     probs: dict[str, dict[str, float]] = field(default_factory=dict)
     scopes: dict[str, int] = field(default_factory=dict)
@@ -72,6 +77,8 @@ class Contents:
             role=self.role,
             begun=self.begun,
             variables=dict(self.variables),
+            raws=dict(self.raws),
+            unread=dict(self.unread),
             meta=dict(self.meta),
             probs=dict(self.probs),
             scopes=dict(self.scopes),
@@ -116,6 +123,22 @@ class Contents:
         """Add what a backend produced."""
         self.segments += answer.segments
         self.shown.append(answer.text)
+
+    def add_message(self, role: str, text: str) -> Callable[[], None]:
+        """Add a whole message of content; what is returned takes it away again."""
+        before = (len(self.segments), len(self.shown), len(self.marks), len(self.messages))
+        begun = self.begun
+        self.begin_role(role)
+        self.add_content(text)
+        self.end_role(role)
+
+        def undo() -> None:
+            lists: tuple[list[Any], ...] = (self.segments, self.shown, self.marks, self.messages)
+            for held, size in zip(lists, before, strict=True):
+                del held[size:]
+            self.begun = begun
+
+        return undo
 
     def begin_role(self, role: str) -> None:
         """Open a message."""
@@ -167,11 +190,24 @@ class Contents:
         """Give a variable a value, with the meta info of the request that made it."""
         self.variables[name] = value
         self.written.add(name)
-        self.probs.pop(name, None)
+        for other in (self.probs, self.raws, self.unread):
+            other.pop(name, None)
         if meta is None:
             self.meta.pop(name, None)
         else:
             self.meta[name] = meta
+
+    def gather(self, name: str, branches: Sequence[Contents]) -> None:
+        """Make a variable the list of what it is in each branch; None where it is not."""
+        values = [branch.variables.get(name) for branch in branches]
+        self.set(name, values, [branch.meta.get(name) for branch in branches])
+        if any(name in branch.raws for branch in branches):
+            self.raws[name] = [
+                branch.raws.get(name, value) for branch, value in zip(branches, values, strict=True)
+            ]
+        failures = [branch.unread[name] for branch in branches if name in branch.unread]
+        if failures:
+            self.unread[name] = failures[0]
 
     def _add(self, segment: seg.Segment, text: str) -> None:
         if text:

@@ -12,6 +12,7 @@
     ├── RequestAborted (499)     the request was ended before it was complete
     ├── EngineDied (500)         the engine core ended and could not be started again
     ├── Incomplete (500)         a typed value was cut before it was complete
+    ├── InvalidValue (500)       a typed value's text is whole, and its type refuses it
     ├── BackendError (502)       what a remote answered that is none of the above
     └── ProgramError             an error inside a program: where, and chained to its cause
 
@@ -94,7 +95,21 @@ class EngineDied(BoughsError):
 
 
 class Incomplete(BoughsError):
-    """A typed value was cut before it was complete."""
+    """A typed value was cut before it was complete.
+
+    Attributes:
+        text: What there is of it.
+        partial: Of JSON, the plain data that this already holds; else None.
+    """
+
+    text: str = ""
+    partial: object = None
+
+
+class InvalidValue(BoughsError):
+    """A typed value's text is whole, and its type refuses it: a rule that no grammar can hold."""
+
+    text: str = ""
 
 
 class BackendError(BoughsError):
@@ -122,6 +137,7 @@ _BY_NAME: dict[str, type[BoughsError]] = {
         RequestAborted,
         EngineDied,
         Incomplete,
+        InvalidValue,
         BackendError,
     )
 }

@@ -12,7 +12,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Self
+from typing import Any, Self
 
 from boughs.lang import choices, ir
 from boughs.lang.backend import Answer, Chunk, GenerateRequest, PinRequest, ScoreRequest
@@ -29,8 +29,10 @@ from boughs.lang.failure import Failure
 from boughs.lang.loop import background_loop
 from boughs.lang.meta import meta_info
 from boughs.lang.parameters import LogprobOptions
+from boughs.lang.reasoning import SUFFIX
 from boughs.lang.running import Run
 from boughs.lang.sampling import SamplingParams
+from boughs.lang.typed import Typed
 from boughs.lang.waiting import Stream
 
 
@@ -57,6 +59,7 @@ class Executor:
         self._emitted = 0  # pieces of the contents' text that the stream has
         self._held_back = ""  # text of the running request that it has not
         self._prefills = False  # whether the running request makes no text
+        self._apart = False  # whether its text is reasoning and answer, told apart at its end
         self._stream: Stream[Chunk] | None = None
         self._rid: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -161,6 +164,18 @@ class Executor:
         """Add a user's text."""
         self.contents.add_content(node.text)
 
+    async def run_tool_message(self, node: ir.ToolMessage) -> None:
+        """Add a tool's answer as the model's template would have it."""
+        if self.contents.role is not None or not self.contents.marks:
+            self.contents.add_content(node.text)
+            return
+        undo = self.contents.add_message("tool", node.text)
+        try:
+            await self._prefill()
+        except InvalidRequest:  # the template has no such role
+            undo()
+            self.contents.add_message("user", node.text)
+
     async def run_role_begin(self, node: ir.RoleBegin) -> None:
         """Open a message."""
         self.contents.begin_role(node.role)
@@ -174,21 +189,40 @@ class Executor:
         params = self.run.defaults.sampling(node.sampling)
         options = self.run.defaults.logprobs(node.logprobs)
         began = time.perf_counter()
+        self._apart = node.reasoning is not None
         answers = await self._generate(params, options)
         seconds = time.perf_counter() - began
         if len(answers) != params.n:
             raise BackendError(f"{params.n} choices were asked for, and {len(answers)} came")
-        passed_on = self._emitted == len(self.contents.shown) and not self._held_back
-        self.contents.add_answer(answers[0])
-        self._emitted += passed_on
+        if node.reasoning is not None:
+            thoughts, values = zip(*(node.reasoning.split(a.text) for a in answers), strict=True)
+            self._set(f"{node.name}{SUFFIX}", list(thoughts), [{}] * params.n)
+            if values[0] != answers[0].text:
+                self.contents.add_content(values[0])
+            else:
+                self.contents.add_answer(answers[0])
+        else:
+            passed_on = self._emitted == len(self.contents.shown) and not self._held_back
+            self.contents.add_answer(answers[0])
+            self._emitted += passed_on
+            values = tuple(a.text if node.kind is None else _value(node.kind, a) for a in answers)
         if node.name is None:
             return
         return_text = options.return_text_in_logprobs
         metas = [meta_info(a, return_text=return_text, e2e_latency=seconds) for a in answers]
-        if params.n == 1:
-            self.contents.set(node.name, answers[0].text, metas[0])
-        else:
-            self.contents.set(node.name, [answer.text for answer in answers], metas)
+        self._set(node.name, list(values), metas)
+        if node.kind is None and node.reasoning is None:
+            return
+        texts = [answer.text for answer in answers]
+        self.contents.raws[node.name] = texts[0] if params.n == 1 else texts
+        errors = [value for value in values if isinstance(value, BoughsError)]
+        if errors and not node.keeps_errors:
+            self.contents.unread[node.name] = Failure(errors[0], self._where(node))
+
+    def _set(self, name: str, values: list[Any], metas: list[Any]) -> None:
+        """Set a variable to its one value, or to those of many choices."""
+        one = len(values) == 1
+        self.contents.set(name, values[0] if one else values, metas[0] if one else metas)
 
     async def run_select(self, node: ir.Select) -> None:
         """Score the choices, decide, and add the decision."""
@@ -225,7 +259,10 @@ class Executor:
             "cached_tokens": scores.cached_tokens,
             **(decision.meta_info or {}),
         }
-        self.contents.set(node.name, decision.decision, meta)
+        value = decision.decision
+        self.contents.set(node.name, node.values[value] if node.values else value, meta)
+        if node.values:
+            self.contents.raws[node.name] = value
         self.contents.probs[node.name] = choices.probabilities(texts, scores)
 
     async def run_set(self, node: ir.SetVariable) -> None:
@@ -262,8 +299,7 @@ class Executor:
             for contents in held:
                 self.contents.append_from(contents)
         for name in dict.fromkeys(name for contents in held for name in contents.written):
-            values = [contents.variables.get(name) for contents in held]
-            self.contents.set(name, values, [contents.meta.get(name) for contents in held])
+            self.contents.gather(name, held)
 
     async def run_pin(self, node: ir.Pin) -> None:
         """Have the backend keep what the state holds, until the run ends."""
@@ -327,7 +363,8 @@ class Executor:
             self._flush()
         if self._stream is not None:
             self._stream.append(chunk)
-        self._held_back += chunk.text
+        if not self._apart:
+            self._held_back += chunk.text
         if self._held_back and self._emitted == len(self.contents.shown):
             self.text_stream.append(self._held_back)
             self._held_back = ""
@@ -355,6 +392,11 @@ class Executor:
             self._emitted = end
             if text:
                 self.text_stream.append(text)
+
+
+def _value(kind: Typed, answer: Answer) -> Any:
+    """What an answer's text stands for; an error if for nothing."""
+    return kind.read(answer.text, cut=answer.finish is not None and answer.finish.type == "length")
 
 
 class _BranchFailed(Exception):

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from boughs.lang.choices import ChoicesSamplingMethod
 from boughs.lang.errors import InvalidRequest
+from boughs.lang.typed import Typed
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
 
@@ -31,6 +32,7 @@ class Runner(Protocol):
     def run_content(self, node: Content) -> Awaitable[None]: ...  # noqa: D102
     def run_role_begin(self, node: RoleBegin) -> Awaitable[None]: ...  # noqa: D102
     def run_role_end(self, node: RoleEnd) -> Awaitable[None]: ...  # noqa: D102
+    def run_tool_message(self, node: ToolMessage) -> Awaitable[None]: ...  # noqa: D102
     def run_gen(self, node: Gen) -> Awaitable[None]: ...  # noqa: D102
     def run_select(self, node: Select) -> Awaitable[None]: ...  # noqa: D102
     def run_set(self, node: SetVariable) -> Awaitable[None]: ...  # noqa: D102
@@ -40,6 +42,14 @@ class Runner(Protocol):
     def run_join(self, node: Join) -> Awaitable[None]: ...  # noqa: D102
     def run_pin(self, node: Pin) -> Awaitable[None]: ...  # noqa: D102
     def run_render(self, node: Render) -> Awaitable[None]: ...  # noqa: D102
+
+
+class Splitter(Protocol):
+    """Tells a model's reasoning from its answer."""
+
+    def split(self, text: str) -> tuple[str, str]:
+        """The one and the other."""
+        ...
 
 
 class Expression:
@@ -137,6 +147,20 @@ class Content(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolMessage(Node):
+    """What a tool answered: a message of its own in a conversation, and text anywhere else."""
+
+    text: str
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Add it."""
+        return runner.run_tool_message(self)
+
+    def __str__(self) -> str:
+        return f"tool says {self.text!r:.60}"
+
+
+@dataclass(frozen=True, slots=True)
 class RoleBegin(Node):
     """The begin of a message."""
 
@@ -173,12 +197,18 @@ class Gen(Node):
         sampling: Validated fields of `SamplingParams`, only those that the program gave.
         logprobs: Validated fields of `LogprobOptions`, only those that the program gave.
         dtype: The Python type whose text is generated, if one was given.
+        kind: How the variable's value is read from the text, if a type was given.
+        keeps_errors: Whether the error that there is no value is the value.
+        reasoning: Tells reasoning from answer, if they are to be told apart.
     """
 
     name: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     logprobs: Mapping[str, Any] = field(default_factory=dict)
     dtype: type | None = None
+    kind: Typed | None = None
+    keeps_errors: bool = False
+    reasoning: Splitter | None = None
 
     def run(self, runner: Runner) -> Awaitable[None]:
         """Generate."""
@@ -191,8 +221,8 @@ class Gen(Node):
 
     @property
     def streams(self) -> bool:
-        """It does."""
-        return True
+        """It does, if all of it is the variable's."""
+        return self.reasoning is None
 
     def __str__(self) -> str:
         given = {**self.sampling, **self.logprobs}
@@ -200,6 +230,9 @@ class Gen(Node):
             given = {**given, "dtype": self.dtype.__name__}
             del given["regex"]
             given.pop("stop_regex", None)
+        if self.kind is not None:
+            given = {key: value for key, value in given.items() if key not in self.kind.sampling}
+            given["type"] = self.kind.name
         return _call("gen", self.name, given)
 
 
@@ -211,6 +244,7 @@ class Select(Node):
     choices: tuple[str, ...]
     method: ChoicesSamplingMethod
     cache_salt: str | None = None
+    values: Mapping[str, Any] | None = None
 
     def run(self, runner: Runner) -> Awaitable[None]:
         """Score the choices and decide."""

@@ -1,4 +1,4 @@
-"""What a program adds to its state: `gen`, `select`, roles, content.
+"""What a program adds to its state: `gen` and `select`.
 
 Signatures are SGLang's, with the parameters that its server has and its language hides behind
 them. Everything is checked here, when the expression is made, so that a wrong argument is an
@@ -7,38 +7,21 @@ error of the line that wrote it. A parameter that is None means the one of `run`
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from boughs.lang.choices import ChoicesSamplingMethod, token_length_normalized
-from boughs.lang.errors import InvalidRequest, Unsupported
-from boughs.lang.ir import (
-    Content,
-    Expression,
-    Gen,
-    RoleBegin,
-    RoleEnd,
-    Select,
-    Sum,
-    as_expression,
-)
+from boughs.lang.errors import GrammarError, InvalidRequest, Unsupported, located
+from boughs.lang.grammar import Grammar
+from boughs.lang.ir import Expression, Gen, Select
 from boughs.lang.parameters import Given, json_schema_text
+from boughs.lang.sampling import CONSTRAINTS
+from boughs.lang.scalars import DTYPES, GOES_ON
+from boughs.lang.schemas import refusal
+from boughs.lang.typed import Typed, options, typed
 
-REGEX_INT = r"[-+]?[0-9]+"
-REGEX_FLOAT = r"[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)"
-REGEX_BOOL = r"(True|False)"
-REGEX_STR = r'"([^"\\\x00-\x1f\x7f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
-"""The texts of a `dtype`."""
-
-_DTYPES = {int: REGEX_INT, float: REGEX_FLOAT, bool: REGEX_BOOL, str: REGEX_STR}
-
-# A number ends where the model writes on: if only digits were allowed, a model that wants to go on
-# with " apples" would have to write digits up to the limit. So anything may follow that cannot
-# belong to a number, and is a stop. A comma cannot follow (10,000), nor, after a float, an e.
-_GOES_ON = {
-    int: (r"(([^0-9.,]|\.[^0-9])(?s:.)*)?", r"(?<=[0-9])[^0-9]"),
-    float: (r"(([^0-9.,eE]|\.[^0-9])(?s:.)*)?", r"(?<=[0-9])(\.[^0-9]|[^0-9.])"),
-}
+OnIncomplete = Literal["raise", "value"]
 
 
 def gen(  # noqa: PLR0917 - SGLang's signature
@@ -60,12 +43,15 @@ def gen(  # noqa: PLR0917 - SGLang's signature
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
-    dtype: type | str | None = None,
+    dtype: builtins.type | str | None = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesSamplingMethod | None = None,
     regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | type | None = None,
+    json_schema: str | Mapping[str, Any] | builtins.type | None = None,
     *,
+    type: Any = None,  # noqa: A002 - the word for it
+    on_incomplete: OnIncomplete = "raise",
+    grammar: Grammar | None = None,
     ebnf: str | None = None,
     seed: int | None = None,
     repetition_penalty: float | None = None,
@@ -114,6 +100,16 @@ def gen(  # noqa: PLR0917 - SGLang's signature
         regex: The text matches this, wholly.
         json_schema: The text is JSON that is valid under this schema (JSON text, a dict, or a
             Pydantic model class).
+        type: A Python type. The text is one of its values, and the variable holds the value:
+            `s["x"]` is an `int`, a `date`, an object of a class; `s.raw("x")` is the text. Numbers,
+            bools, enumerations, literals, dates and times are written plainly, all else as JSON;
+            docs/types.md tells more. The text ends where the value does, so stops are refused, and
+            those of `run` do not count.
+        on_incomplete: What a typed variable is whose text `max_tokens` cut, or which the type's
+            own rules refuse: "raise" raises `Incomplete` or `InvalidValue` when it is read,
+            "value" makes the error itself the variable's value.
+        grammar: The text is one of this grammar, made of parts by the functions of
+            `boughs.grammar`.
         ebnf: The text is derived from this grammar.
         seed: Seed of the random numbers.
         repetition_penalty: Divides the logits of tokens in prompt or output.
@@ -136,10 +132,17 @@ def gen(  # noqa: PLR0917 - SGLang's signature
         InvalidRequest: An argument is wrong; the message names it.
     """
     arguments = dict(locals())
-    _check_name(arguments.pop("name"), "gen")
+    check_name(arguments.pop("name"), "gen")
+    del arguments["on_incomplete"]
     if choices is not None or choices_method is not None:
         return _gen_choices(name, arguments)
     del arguments["choices"], arguments["choices_method"]
+    if arguments.pop("type") is not None:
+        return gen_of(name, _typed(name, type), arguments, on_incomplete)
+    if on_incomplete != "raise":
+        raise InvalidRequest("on_incomplete: only a gen with a type has values", "on_incomplete")
+    if arguments.pop("grammar") is not None:
+        arguments["ebnf"] = _source(name, grammar, arguments)
     kind = _dtype_of(arguments.pop("dtype"))
     arguments["json_schema"] = json_schema_text(json_schema)
     if kind is not None:
@@ -196,7 +199,7 @@ def gen_string(  # noqa: PLR0917 - SGLang's signature
 
 def select(
     name: str | None = None,
-    choices: Sequence[str] | None = None,
+    choices: Sequence[str] | type | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod = token_length_normalized,
     *,
@@ -206,7 +209,8 @@ def select(
 
     Args:
         name: The variable that holds it.
-        choices: At least one text; none may be empty.
+        choices: At least one text; none may be empty. Or an `Enum` or a `Literal`: the variable
+            then holds the value.
         temperature: Only 0: the decision is not drawn.
         choices_method: How to decide; the highest mean logprob by default.
         cache_salt: Requests of different salts share no cached prefix.
@@ -214,7 +218,10 @@ def select(
     Raises:
         InvalidRequest: An argument is wrong; the message names it.
     """
-    _check_name(name, "select")
+    check_name(name, "select")
+    values = None if choices is bool else options(choices)
+    if values is not None:
+        choices = list(values)
     if isinstance(choices, str) or not isinstance(choices, Sequence):
         raise InvalidRequest(f"choices: expected a list of texts, got {choices!r:.60}", "choices")
     if not choices:
@@ -235,79 +242,46 @@ def select(
             f"temperature: a choice is decided, not drawn; only 0 is possible, got {temperature}",
             "temperature",
         )
-    return Select(name, tuple(choices), choices_method, cache_salt)
+    return Select(name, tuple(choices), choices_method, cache_salt, values)
 
 
-def content(text: str) -> Expression:
-    """A text of a user, in which special tokens stay text wherever it stands.
+def gen_of(
+    name: str | None,
+    kind: Typed,
+    arguments: Mapping[str, Any],
+    on_incomplete: OnIncomplete = "raise",
+) -> Expression:
+    """`gen` of a `Typed`, for what makes its own.
 
-    In `user` and `system` turns a plain string is treated so already; outside of roles and in an
-    assistant's turn it is the author's text.
+    Raises:
+        InvalidRequest: An argument cannot be honoured; the message names it.
     """
-    if not isinstance(text, str):
-        raise InvalidRequest(f"content: expected a text, got {type(text).__name__}", "text")
-    return Content(text)
+    if on_incomplete not in get_args(OnIncomplete):
+        raise InvalidRequest(
+            f"on_incomplete: expected 'raise' or 'value', got {on_incomplete!r:.60}",
+            "on_incomplete",
+        )
+    for other in _NOT_TYPED:
+        if arguments.get(other) not in (None, (), False):
+            raise InvalidRequest(
+                f"gen: variable {name!r}: {other} cannot be given together with type={kind.name}: "
+                "a value's text is what its type makes it, and ends where it does",
+                other,
+            )
+    given = Given.parse(arguments, "gen: ")
+    return Gen(
+        name,
+        {**given.sampling, **kind.sampling},
+        given.logprobs,
+        kind=kind,
+        keeps_errors=on_incomplete == "value",
+    )
 
 
-def role(name: str, expr: str | Expression | None = None) -> Expression:
-    """A message of any role that the model's template knows."""
-    inner = () if expr is None else (as_expression(expr, name),)
-    return Sum((role_begin(name), *inner, role_end(name)))
-
-
-def role_begin(name: str) -> Expression:
-    """The begin of a message."""
-    return RoleBegin(_check_role(name))
-
-
-def role_end(name: str) -> Expression:
-    """The end of a message."""
-    return RoleEnd(_check_role(name))
-
-
-def system(expr: str | Expression | None = None) -> Expression:
-    """A system message."""
-    return role("system", expr)
-
-
-def user(expr: str | Expression | None = None) -> Expression:
-    """A user's message."""
-    return role("user", expr)
-
-
-def assistant(expr: str | Expression | None = None) -> Expression:
-    """A message of the assistant."""
-    return role("assistant", expr)
-
-
-def system_begin() -> Expression:
-    """The begin of a system message."""
-    return role_begin("system")
-
-
-def system_end() -> Expression:
-    """The end of a system message."""
-    return role_end("system")
-
-
-def user_begin() -> Expression:
-    """The begin of a user's message."""
-    return role_begin("user")
-
-
-def user_end() -> Expression:
-    """The end of a user's message."""
-    return role_end("user")
-
-
-def assistant_begin() -> Expression:
-    """The begin of a message of the assistant."""
-    return role_begin("assistant")
-
-
-def assistant_end() -> Expression:
-    """The end of a message of the assistant."""
-    return role_end("assistant")
+_NOT_TYPED = (
+    *("dtype", "regex", "json_schema", "ebnf", "grammar"),
+    *("stop", "stop_token_ids", "stop_regex", "no_stop_trim", "min_tokens", "ignore_eos"),
+)
 
 
 def _gen_choices(name: str | None, arguments: dict[str, Any]) -> Expression:
@@ -324,21 +298,43 @@ def _gen_choices(name: str | None, arguments: dict[str, Any]) -> Expression:
     return select(name, **given)
 
 
-def _check_name(name: object, where: str) -> None:
+def _source(name: str | None, grammar: object, arguments: Mapping[str, Any]) -> str:
+    """The source of a gen's grammar, once the compiler has had a look at it."""
+    if not isinstance(grammar, Grammar):
+        raise InvalidRequest(
+            f"gen: variable {name!r}: grammar: expected what the functions of boughs.grammar make, "
+            f"got {grammar!r:.60}",
+            "grammar",
+        )
+    for other in ("dtype", *CONSTRAINTS):
+        if arguments[other] is not None:
+            raise InvalidRequest(
+                f"gen: variable {name!r}: {other} cannot be given together with grammar", other
+            )
+    source = grammar.lark()
+    said = refusal("ebnf", source)
+    if said:
+        raise GrammarError(f"gen: variable {name!r}: grammar: {said}", "grammar")
+    return source
+
+
+def _typed(name: str | None, kind: Any) -> Typed:
+    try:
+        return typed(kind)
+    except InvalidRequest as error:
+        raise located(error, f"gen: variable {name!r}") from None
+
+
+def check_name(name: object, where: str) -> None:
+    """Refuse what is no variable's name."""
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidRequest(
             f"{where}: name must be a string that is not empty, got {name!r:.60}", "name"
         )
 
 
-def _check_role(name: object) -> str:
-    if not isinstance(name, str) or not name:
-        raise InvalidRequest(f"role: a role's name is a string, got {name!r:.60}", "name")
-    return name
-
-
 def _dtype_of(dtype: object) -> type | None:
-    for kind in _DTYPES:
+    for kind in DTYPES:
         if dtype in (kind, kind.__name__):
             return kind
     if dtype is None:
@@ -351,8 +347,8 @@ def _constrain(arguments: dict[str, Any], kind: type) -> None:
     for other in ("regex", "json_schema", "ebnf"):
         if arguments[other] is not None:
             raise InvalidRequest(f"{other}: cannot be given together with dtype", other)
-    arguments["regex"] = _DTYPES[kind]
-    if kind not in _GOES_ON:
+    arguments["regex"] = DTYPES[kind]
+    if kind not in GOES_ON:
         return
     for other in ("no_stop_trim", "min_tokens"):
         if arguments[other]:
@@ -361,7 +357,7 @@ def _constrain(arguments: dict[str, Any], kind: type) -> None:
                 "at a stop",
                 other,
             )
-    rest, end = _GOES_ON[kind]
+    rest, end = GOES_ON[kind]
     arguments["regex"] += rest
     own = Given.parse({"stop_regex": arguments["stop_regex"]}, "gen: ")
     arguments["stop_regex"] = (*own.sampling.get("stop_regex", ()), end)

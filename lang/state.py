@@ -19,7 +19,7 @@ from boughs.lang.executor import Executor
 from boughs.lang.group import ProgramStateGroup
 from boughs.lang.loop import on_loop
 from boughs.lang.meta import meta_info
-from boughs.lang.primitives import role, role_begin, role_end
+from boughs.lang.roles import role, role_begin, role_end
 from boughs.lang.running import Usage
 
 
@@ -145,6 +145,8 @@ class ProgramState:
 
         Raises:
             NotFound: No statement sets it; the message names the variables that there are.
+            Incomplete: It has a type, and `max_tokens` cut its text.
+            InvalidValue: It has a type, whose own rules refuse the text.
         """
         self._backlog.wait(self._ticket(name))
         return self._value(name)
@@ -155,6 +157,15 @@ class ProgramState:
         """`get_var` for async programs."""
         await self._backlog.reach(await self._ticket_async(name))
         return self._value(name)
+
+    def raw(self, name: str) -> Any:
+        """The text that a typed variable's value was read from (a list where that is one).
+
+        There is one too where the value cannot be read. Of another variable it is the value.
+        """
+        self._backlog.wait(self._ticket(name))
+        contents = self._executor.contents
+        return contents.raws[name] if name in contents.raws else self._known(name)
 
     def __contains__(self, name: object) -> bool:
         """Whether a variable is set, once all statements so far have run."""
@@ -213,7 +224,8 @@ class ProgramState:
 
         A variable that no request made has none: `{}`.
         """
-        self.get_var(name)
+        self._backlog.wait(self._ticket(name))
+        self._known(name)
         return self._executor.contents.meta.get(name, {})
 
     def choice_probs(self, name: str) -> dict[str, float]:
@@ -345,6 +357,12 @@ class ProgramState:
     # ---- checks ----
 
     def _value(self, name: str) -> Any:
+        failure = self._executor.contents.unread.get(name)
+        if failure is not None:
+            raise failure.make()
+        return self._known(name)
+
+    def _known(self, name: str) -> Any:
         variables = self._executor.contents.variables
         if name in variables:
             return variables[name]

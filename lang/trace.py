@@ -17,6 +17,7 @@ from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.execution import Execution
 from boughs.lang.executor import Executor
 from boughs.lang.parameters import Defaults, Given
+from boughs.lang.reasoning import SUFFIX
 from boughs.lang.running import Run
 from boughs.lang.segments import Role, Text
 
@@ -121,12 +122,20 @@ class _Tracer(Executor):
         text = "{" + (node.name or "gen") + "}"
         if node.dtype is not None:
             text = _DTYPE_TEXTS[node.dtype]
+        value: Any = text
+        if node.kind is not None:
+            text, value = node.kind.placeholder()
         choices = node.sampling.get("n", 1)
-        self._answer(node.name, text, text if choices == 1 else [text] * choices)
+        self._answer(node.name, text, value if choices == 1 else [value] * choices)
+        if node.name is not None and node.reasoning is not None:
+            self.contents.set(f"{node.name}{SUFFIX}", "{" + node.name + SUFFIX + "}")
+        if node.name is not None and node.kind is not None:
+            self.contents.raws[node.name] = text if choices == 1 else [text] * choices
 
     async def run_select(self, node: ir.Select) -> None:
         """Add the first choice."""
-        self._answer(node.name, node.choices[0], node.choices[0])
+        text = node.choices[0]
+        self._answer(node.name, text, node.values[text] if node.values else text)
         if node.name is not None:
             even = 1 / len(node.choices)
             self.contents.probs[node.name] = dict.fromkeys(node.choices, even)

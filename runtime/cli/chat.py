@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from boughs.lang.backend import Backend, Host
 from boughs.lang.errors import BoughsError
-from boughs.lang.primitives import assistant, content, gen, system, user
+from boughs.lang.primitives import gen
 from boughs.lang.program import function
+from boughs.lang.roles import assistant, content, system, user
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.state import ProgramState
 

@@ -13,6 +13,7 @@ SGLANG = {
     *("Engine", "Runtime", "RuntimeEndpoint", "__version__", "assistant", "assistant_begin"),
     *("assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string"),
     *("get_server_info", "global_config", "greedy_token_selection", "select"),
+    "separate_reasoning",
     *("set_default_backend", "system", "system_begin", "system_end", "token_length_normalized"),
     *("unconditional_likelihood_normalized", "user", "user_begin", "user_end"),
 }

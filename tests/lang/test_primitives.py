@@ -9,7 +9,7 @@ import regex
 from hypothesis import given, strategies as st
 
 import boughs
-from boughs.lang import ir, primitives
+from boughs.lang import ir, scalars
 from boughs.lang.errors import InvalidRequest, Unsupported
 
 
@@ -157,15 +157,15 @@ def test_a_number_is_a_number_whatever_the_model_writes(kind, text):
 @pytest.mark.parametrize(
     ("pattern", "good", "bad"),
     [
-        (primitives.REGEX_INT, ["7", "-12", "+0"], ["", "-", "7 ", "7\n", "7.0", "a", " 7"]),
+        (scalars.REGEX_INT, ["7", "-12", "+0"], ["", "-", "7 ", "7\n", "7.0", "a", " 7"]),
         (
-            primitives.REGEX_FLOAT,
+            scalars.REGEX_FLOAT,
             ["7", "-1.5", ".5", "+2.25"],
             ["", ".", "1.", "1..2", "1.5 ", "e3"],
         ),
-        (primitives.REGEX_BOOL, ["True", "False"], ["true", "True ", ""]),
+        (scalars.REGEX_BOOL, ["True", "False"], ["true", "True ", ""]),
         (
-            primitives.REGEX_STR,
+            scalars.REGEX_STR,
             ['""', '"Hi, you: (é) 100 %!"', r'"a \"quoted\" \\ \n é"'],
             ['"', '"a" "b"', '"a\nb"', "a", '"\\"', r'"\x"'],
         ),
@@ -182,7 +182,7 @@ def test_the_texts_of_a_dtype(pattern, good, bad):
 def test_a_dtype_is_a_regex(kind):
     by_type, by_name = boughs.gen("x", dtype=kind), boughs.gen("x", dtype=kind.__name__)
     assert by_type == by_name
-    pattern = getattr(primitives, f"REGEX_{kind.__name__.upper()}")
+    pattern = getattr(scalars, f"REGEX_{kind.__name__.upper()}")
     assert by_type.sampling["regex"].startswith(pattern)
     assert ("stop_regex" in by_type.sampling) == (kind in (int, float))
 

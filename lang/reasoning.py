@@ -1,0 +1,103 @@
+"""`separate_reasoning`: what a model thought before it answered, in a variable of its own.
+
+The marks are those of SGLang's parsers of the same names. This module knows no states.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from boughs.lang import ir
+from boughs.lang.errors import InvalidRequest, Unsupported
+
+SUFFIX = "_reasoning_content"
+"""What a variable's name and this is the name of its reasoning."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Where reasoning begins and ends in a text.
+
+    Attributes:
+        begin: The mark before it; the prompt may hold it already.
+        end: The mark after it.
+        always: Whether a text without marks is reasoning that did not come to its end.
+    """
+
+    begin: str
+    end: str
+    always: bool = False
+
+    def split(self, text: str) -> tuple[str, str]:
+        """A text's reasoning and its answer, either of which may be empty."""
+        if not (self.always or self.begin in text or self.end in text):
+            return "", text
+        before, _, after = text.partition(self.end)
+        return before.replace(self.begin, "", 1).strip(), after.strip()
+
+
+_THINK = Marks("<think>", "</think>")
+_ALWAYS = Marks("<think>", "</think>", always=True)
+
+MARKS = {
+    "deepseek-r1": _ALWAYS,
+    "deepseek-v3": _THINK,
+    "glm45": _THINK,
+    "kimi": Marks("◁think▷", "◁/think▷"),
+    "qwen3": _THINK,
+    "qwen3-thinking": _ALWAYS,
+    "step3": _ALWAYS,
+}
+"""Of the models that a `model_type` names."""
+
+
+def separate_reasoning(
+    expr: ir.Expression | None = None, model_type: str | None = None
+) -> ir.Expression:
+    """Give the reasoning of each gen in `expr` a variable of its own.
+
+    `s["x"]` is then the answer and `s["x_reasoning_content"]` what the model thought before it;
+    the state goes on with the answer alone, as chat templates have it for turns that are over.
+    While the text is made nobody can tell the two apart, so it is streamed in one piece.
+
+    Args:
+        expr: One gen or more, all with names and without types, and whatever else.
+        model_type: Whose marks to look for; by default `<think>` and `</think>`.
+
+    Raises:
+        InvalidRequest: There is no such gen.
+        Unsupported: We know no marks of this model type.
+    """
+    if model_type is not None and model_type not in MARKS:
+        raise Unsupported(
+            f"model_type: the marks of {model_type!r} are not known; there are {', '.join(MARKS)}",
+            "model_type",
+        )
+    marks = _THINK if model_type is None else MARKS[model_type]
+    terms = list(_terms(ir.as_expression(expr, "separate_reasoning")))
+    if not any(isinstance(term, ir.Gen) for term in terms):
+        raise InvalidRequest("separate_reasoning: there is no gen in the expression", "expr")
+    return ir.Sum(tuple(_marked(term, marks) for term in terms))
+
+
+def _terms(expr: ir.Expression) -> Iterator[ir.Expression]:
+    if not isinstance(expr, ir.Sum):
+        yield expr
+        return
+    for term in expr.terms:
+        yield from _terms(term)
+
+
+def _marked(term: ir.Expression, marks: Marks) -> ir.Expression:
+    if not isinstance(term, ir.Gen):
+        return term
+    if term.name is None:
+        raise InvalidRequest("separate_reasoning: a gen has no name; give it one", "name")
+    if term.kind is not None or term.dtype is not None:
+        raise InvalidRequest(
+            f"separate_reasoning: variable {term.name!r} has a type, and its values no reasoning",
+            "type",
+        )
+    return dataclasses.replace(term, reasoning=marks)

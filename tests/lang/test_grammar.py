@@ -1,0 +1,203 @@
+"""The algebra of grammars against a matcher that tries everything."""
+
+import itertools
+
+import pydantic
+import pytest
+from hypothesis import given, settings, strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+import boughs
+from boughs.grammar import alt, json, lit, opt, plus, recursive, regex, repeat, seq, star
+from boughs.lang.errors import GrammarError, InvalidRequest
+from boughs.testing import MockBackend
+
+BYTES = LLTokenizer("byte")
+TEXTS = ["".join(t) for size in range(6) for t in itertools.product("ab", repeat=size)]
+
+
+def accepted(grammar, text):
+    matcher = LLMatcher(BYTES, LLMatcher.grammar_from_lark(grammar.lark()), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = list(text.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+# A term is a tuple: ("lit", "ab"), ("regex", "[ab]"), ("self",), or a kind with terms in it.
+
+LEAVES = st.sampled_from(
+    [("lit", "a"), ("lit", "b"), ("lit", "ab"), ("lit", ""), ("regex", "[ab]")]
+)
+
+
+def terms(leaves):
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.tuples(st.just("seq"), inner, inner),
+            st.tuples(st.just("alt"), inner, inner),
+            st.tuples(st.sampled_from(["opt", "star", "plus", "twice"]), inner),
+        ),
+        max_leaves=6,
+    )
+
+
+MAKERS = {
+    "lit": lit,
+    "regex": regex,
+    "seq": seq,
+    "alt": alt,
+    "opt": opt,
+    "star": star,
+    "plus": plus,
+    "twice": lambda part: repeat(part, 1, 2),
+}
+
+
+def build(term, itself=None):
+    kind, *parts = term
+    if kind == "self":
+        return itself
+    if kind in ("lit", "regex"):
+        return MAKERS[kind](*parts)
+    return MAKERS[kind](*(build(part, itself) for part in parts))
+
+
+def language(term, itself=frozenset(), longest=5):
+    """All texts of a term of at most so many letters."""
+
+    def join(left, right):
+        return {a + b for a in left for b in right if len(a + b) <= longest}
+
+    kind, *parts = term
+    if kind == "lit":
+        return {parts[0]}
+    if kind == "regex":
+        return {"a", "b"}
+    if kind == "self":
+        return set(itself)
+    first, *rest = (language(part, itself, longest) for part in parts)
+    if kind == "seq":
+        return join(first, rest[0])
+    if kind == "alt":
+        return first | rest[0]
+    if kind == "opt":
+        return first | {""}
+    if kind == "twice":
+        return first | join(first, first)
+    found = {""} if kind == "star" else set(first)
+    while (more := found | join(found, first)) != found:
+        found = more
+    return found
+
+
+@given(terms(LEAVES), st.lists(st.sampled_from(TEXTS), min_size=5, max_size=12))
+def test_a_regular_grammar_accepts_its_language(term, texts):
+    grammar, known = build(term), language(term)
+    assert grammar.regular
+    for text in [*texts, *sorted(known)[:4]]:
+        assert accepted(grammar, text) == (text in known), text
+
+
+@settings(deadline=None)
+@given(
+    terms(st.one_of(LEAVES, st.just(("self",)))),
+    st.lists(st.sampled_from(TEXTS), min_size=5, max_size=12),
+)
+def test_a_recursive_grammar_accepts_its_language(term, texts):
+    grammar = recursive(lambda itself: build(term, itself))
+    known = set()
+    while (more := language(term, known)) != known:
+        known = more
+    if not known:
+        with pytest.raises(GrammarError, match="way out"):
+            grammar.lark()
+        return
+    for text in [*texts, *sorted(known)[:4]]:
+        assert accepted(grammar, text) == (text in known), text
+
+
+def test_beside_recursion_a_longer_regex_goes_first():
+    greedy = recursive(lambda itself: seq(regex("a*"), opt(seq("(", itself, ")")), opt("a")))
+    assert accepted(greedy, "aa(a)a")
+    assert not accepted(recursive(lambda _: seq(regex("a*"), "a")), "aa")  # and so this is lost
+    exact = recursive(lambda itself: seq(star("a"), "a", opt(seq("(", itself, ")"))))
+    assert accepted(exact, "aaa(a)")
+    number = plus(regex("[0-9]"))
+    term = recursive(lambda t: alt(number, seq("(", t, alt("+", "-"), t, ")")))
+    assert accepted(term, "((1+22)-333)")
+    assert not accepted(term, "(1+22-333)")
+    assert not accepted(term, "()")
+
+
+def test_rules_within_rules():
+    pairs = recursive(
+        lambda outer: alt("x", seq("<", recursive(lambda inner: alt(outer, seq(inner, ","))), ">"))
+    )
+    assert accepted(pairs, "<<x,,>,>")
+    assert not accepted(pairs, "<x,")
+
+
+def test_json_inside_of_a_grammar():
+    class Order(pydantic.BaseModel):
+        pieces: int
+
+    call = seq("order(", json(Order), ");")
+    assert accepted(call, 'order({"pieces": 3});')
+    assert not accepted(call, 'order({"pieces": "3"});')
+    assert accepted(alt(json({"const": "a"}), json({"type": "null"})), "null")
+
+
+@pytest.mark.parametrize(
+    "text", ["/", '"', "\\", "\n", "é", "日本", "\x00", "\t a/b\\/c", "%json {}"]
+)
+def test_any_text_and_its_pattern(text):
+    for grammar in (lit(text), recursive(lambda _: seq("<", text, ">"))):
+        wanted = text if grammar.regular else f"<{text}>"
+        assert accepted(grammar, wanted)
+        assert not accepted(grammar, wanted + "x")
+    pattern = "".join(f"\\{c}" if c in '\\"/' else c for c in text if c not in "{}")
+    assert accepted(regex(pattern), text.translate(str.maketrans("", "", "{}")))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: seq("a", 5), "seq: expected text or a grammar, got 5"),
+        (alt, "alt: there must be"),
+        (lambda: lit(None), "lit: expected a text"),
+        (lambda: regex(""), "regex: expected a pattern"),
+        (lambda: repeat("a", 3, 2), "repeat: no text has 3 to 2"),
+        (lambda: json(""), "json: expected a schema"),
+        (lambda: recursive(lambda r: r).lark(), "way out"),
+        (lambda: recursive(lambda r: seq("a", plus(r))).lark(), "way out"),
+        (lambda: boughs.gen("x", grammar="a"), "gen: variable 'x': grammar: expected"),
+        (lambda: boughs.gen("x", grammar=regex("(")), "gen: variable 'x': grammar: "),
+        (lambda: boughs.gen("x", grammar=lit("a"), ebnf="start: /a/"), "ebnf"),
+        (lambda: boughs.gen("x", grammar=lit("a"), regex="a"), "regex"),
+        (lambda: boughs.gen("x", grammar=lit("a"), type=int), "grammar"),
+        (lambda: boughs.gen("x", grammar=lit("a"), dtype=int), "grammar"),
+    ],
+)
+def test_what_is_wrong_is_said_at_once(make, said):
+    with pytest.raises(InvalidRequest) as caught:
+        make()
+    assert said in str(caught.value)
+
+
+def test_a_reference_outside_of_its_rule():
+    kept = []
+    recursive(lambda r: kept.append(r) or "a")
+    with pytest.raises(GrammarError, match="outside"):
+        seq("b", kept[0]).lark()
+
+
+def test_a_gen_with_a_grammar():
+    backend = MockBackend(["aab"])
+
+    @boughs.function
+    def program(s):
+        s += boughs.gen("x", grammar=seq(star("a"), "b"))
+
+    assert program.run(backend=backend)["x"] == "aab"
+    assert backend.calls[0].request.params.ebnf == seq(star("a"), "b").lark()
