@@ -56,7 +56,7 @@ def test_a_lease_ends_at_its_deadline(front):
     async def states():
         return [state.state async for state in front.pin(pinned(0.05))]
 
-    assert run(states()) == ["held", "expired"]
+    assert run(states())[-1] == "expired"  # on a busy machine it may be over before it is held
 
 
 def test_the_core_tells_of_a_broken_lease(front, shared):
@@ -95,6 +95,51 @@ def test_a_lease_is_taken_again_on_the_next_core():
         seen = run(over_a_death(front))
     assert [(state.state, state.tokens) for state in seen] == [("held", 4), ("held", 4)]
     assert len(cores) == 4
+
+
+@pytest.mark.parametrize("owner_leaves", [False, True])
+@pytest.mark.parametrize("during", ["compute", "pin"])
+def test_no_lease_is_left_of_a_core_that_died_while_it_was_taken(during, owner_leaves):
+    """The next core is asked again for what the dead one had not answered."""
+    cores = []
+
+    class Once(fake.FakeCore):
+        def dies(self):
+            return self is cores[0]
+
+        def take(self, submit):
+            if during == "compute" and self.dies():
+                raise fake.Crash("while it computes")
+            super().take(submit)
+
+        def call(self, call):
+            if call.method == "pin" and self.dies():
+                raise fake.Crash("while it pins")
+            return super().call(call)
+
+    def make():
+        cores.append(Once(log=[]))
+        return cores[-1]
+
+    async def hold(front):
+        states = front.pin(pinned())
+        if owner_leaves:
+            task = asyncio.ensure_future(anext(states))
+            while not (len(cores) > 1 and cores[1].leases):
+                await asyncio.sleep(0.001)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        else:
+            state = await anext(states)
+            assert (state.state, state.tokens) == ("held", len(PROMPT))
+            await front.stats()  # what was sent before has been read
+            assert list(cores[1].leases.values()) == [PROMPT]
+        await states.aclose()
+        await front.check()  # it refuses while leases are held
+
+    with running_front(make) as front:
+        run(hold(front))
+    assert len(cores) == 2
 
 
 def test_a_lease_whose_core_is_gone_for_good_ends_with_that_error():
