@@ -199,6 +199,27 @@ def test_a_flush_may_wait(front, log):
         run(front.flush_cache(-1.0))
 
 
+def test_a_flush_whose_caller_goes_is_taken_back(front, log, shared):
+    """As `curl --max-time` does: else nobody would be admitted until its patience is over."""
+    core, plain = shared[1], shared[1].call
+    core.call = lambda call: fake.Reply(0) if call.method == "flush" else plain(call)
+
+    async def leave():
+        task = asyncio.ensure_future(front.flush_cache(1000.0))
+        while not [m for m in log if isinstance(m, Call) and m.method == "flush"]:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await front.stats()  # what was sent before has been read
+
+    try:
+        run(leave())
+    finally:
+        core.call = plain
+    flush, forget, _ = [m for m in log if isinstance(m, Call)]
+    assert (forget.method, forget.args) == ("forget", {"call": flush.id})
+
+
 def test_the_cores_own_timeout_reaches_the_caller():
     core = fake.FakeCore()
     plain = core.call
