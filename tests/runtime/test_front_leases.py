@@ -125,7 +125,7 @@ def test_no_lease_is_left_of_a_core_that_died_while_it_was_taken(during, owner_l
         states = front.pin(pinned())
         if owner_leaves:
             task = asyncio.ensure_future(anext(states))
-            while not (len(cores) > 1 and cores[1].leases):
+            while not (len(cores) > 1 and cores[1].leases):  # noqa: ASYNC110 -- no event
                 await asyncio.sleep(0.001)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -172,6 +172,20 @@ def test_a_wrong_deadline_is_refused(front, log, seconds):
     assert not [message for message in log if isinstance(message, Call)]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("priority", None), ("priority", "1"), ("priority", 2**31), ("cache_salt", 5)],
+)
+def test_a_wrong_field_is_named(front, log, name, value):
+    async def hold():
+        await anext(front.pin(pinned(**{name: value})))
+
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        run(hold())
+    assert caught.value.param == name
+    assert not log
+
+
 def test_what_generate_refuses_is_refused(front):
     async def hold(prompt):
         await anext(front.pin(pinned(prompt=prompt)))
@@ -195,8 +209,17 @@ def test_without_a_cache_there_is_nothing_to_pin():
 def test_a_flush_may_wait(front, log):
     run(front.flush_cache(5.0))
     assert [m.args for m in log if isinstance(m, Call) and m.method == "flush"] == [{"wait": 5.0}]
-    with pytest.raises(InvalidRequest, match="timeout must be"):
-        run(front.flush_cache(-1.0))
+    for wrong in (-1.0, float("nan"), "1", None):
+        with pytest.raises(InvalidRequest, match="timeout must be"):
+            run(front.flush_cache(wrong))
+
+
+@pytest.mark.parametrize("value", [-1, 10**6, 1.5, "3", None])
+@pytest.mark.parametrize("name", ["max_segments", "max_tokens"])
+def test_a_wrong_size_of_a_picture_is_named(front, name, value):
+    with pytest.raises(InvalidRequest, match=f"{name} must be a whole number") as caught:
+        run(front.tree(**{name: value}))
+    assert caught.value.param == name
 
 
 def test_a_flush_whose_caller_goes_is_taken_back(front, log, shared):
@@ -206,7 +229,7 @@ def test_a_flush_whose_caller_goes_is_taken_back(front, log, shared):
 
     async def leave():
         task = asyncio.ensure_future(front.flush_cache(1000.0))
-        while not [m for m in log if isinstance(m, Call) and m.method == "flush"]:
+        while not any(isinstance(m, Call) for m in log):  # noqa: ASYNC110 -- no event
             await asyncio.sleep(0.001)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
