@@ -36,6 +36,18 @@ def finite(logprob: float) -> float:
     return max(LOWEST, logprob)  # in this order NaN loses
 
 
+def _check_queueing(request: EncodeRequest | PinRequest | ScoreRequest) -> None:
+    """Raise `InvalidRequest` where what says how a request is queued is of a wrong kind."""
+    given = {
+        name: getattr(request, name)
+        for name in ("cache_salt", "priority", "timeout")
+        if name in request.__struct_fields__
+    }
+    if given["priority"] is None:  # the default of a parameter, and here no number
+        raise InvalidRequest("priority: expected a whole number, got None", "priority")
+    SamplingParams.from_mapping(given)
+
+
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """One prompt to be continued.
 
@@ -157,6 +169,24 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int = 0
 
+    def check(self) -> None:
+        """Raise `InvalidRequest` for a field of a wrong kind or out of range."""
+        if not isinstance(self.choices, list) or not self.choices:
+            raise InvalidRequest(
+                f"choices: expected a list of at least one string, got {self.choices!r:.40}",
+                "choices",
+            )
+        for at, choice in enumerate(self.choices):
+            if not isinstance(choice, str):
+                raise InvalidRequest(
+                    f"choices[{at}]: expected a string, got {choice!r:.40}", "choices"
+                )
+        if not isinstance(self.unconditional, bool):
+            raise InvalidRequest(
+                f"unconditional: expected a bool, got {self.unconditional!r:.40}", "unconditional"
+            )
+        _check_queueing(self)
+
 
 class ChoiceScore(msgspec.Struct, kw_only=True):
     """The tokens of one choice, from the border on, and their logprobs.
@@ -211,9 +241,7 @@ class EncodeRequest(msgspec.Struct, kw_only=True):
             raise InvalidRequest(
                 f"normalize: expected a bool, got {self.normalize!r:.40}", "normalize"
             )
-        SamplingParams.from_mapping(
-            {"cache_salt": self.cache_salt, "priority": self.priority, "timeout": self.timeout}
-        )
+        _check_queueing(self)
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -261,6 +289,7 @@ class PinRequest(msgspec.Struct, kw_only=True):
                 f"seconds must be above 0 and at most {MAX_PIN_SECONDS:g}, got {seconds!r:.40}",
                 "seconds",
             )
+        _check_queueing(self)
 
 
 class LeaseState(msgspec.Struct, frozen=True, kw_only=True):

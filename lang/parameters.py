@@ -63,7 +63,7 @@ class Given(msgspec.Struct, frozen=True):
         for name, value in logprobs.items():
             try:
                 read = msgspec.convert({name: value}, LogprobOptions)
-            except msgspec.ValidationError as error:
+            except (msgspec.ValidationError, UnicodeEncodeError) as error:
                 what = str(error).partition(" - at ")[0]
                 raise InvalidRequest(f"{where}{name}: {what}, got {value!r:.60}", name) from None
             logprobs[name] = getattr(read, name)

@@ -39,6 +39,9 @@ MAX_BAD_WORD_CHARS = 128
 GREEDY_BELOW = 1e-6
 """Temperatures below this one are greedy, as in SGLang."""
 
+LEAST_REPETITION_PENALTY = 1e-6
+"""Logits are divided by it, and those of one far below would be infinite."""
+
 CONSTRAINTS = ("regex", "json_schema", "ebnf")
 """The fields of which at most one may be set."""
 
@@ -183,6 +186,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             params = msgspec.convert(fields, cls)
         except msgspec.ValidationError as error:
             raise _named(error, where, spelled) from None
+        except UnicodeEncodeError:
+            raise _no_text(fields, where, spelled) from None
         params.check(where, spelled)
         return params
 
@@ -231,7 +236,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ("min_p", not 0 <= self.min_p <= 1, "from 0 to 1"),
             ("frequency_penalty", not -2 <= self.frequency_penalty <= 2, "from -2 to 2"),
             ("presence_penalty", not -2 <= self.presence_penalty <= 2, "from -2 to 2"),
-            ("repetition_penalty", not 0 < self.repetition_penalty <= 2, "above 0 and at most 2"),
+            (
+                "repetition_penalty",
+                not LEAST_REPETITION_PENALTY <= self.repetition_penalty <= 2,
+                f"from {LEAST_REPETITION_PENALTY:g} to 2",
+            ),
             ("logit_bias", not all(-100 <= v <= 100 for v in bias.values()), "from -100 to 100"),
             ("allowed_token_ids", self.allowed_token_ids == (), "at least one token id"),
             ("bad_words", len(self.bad_words) > MAX_BAD_WORDS, f"at most {MAX_BAD_WORDS} strings"),
@@ -282,6 +291,21 @@ def _int_key(key: Any) -> Any:
     if isinstance(key, str) and key.isascii() and key.isdigit():
         return int(key)
     return key
+
+
+def _no_text(fields: Mapping[str, Any], where: str, spelled: Mapping[str, str]) -> InvalidRequest:
+    """A text with lone surrogates where something else was expected; msgspec does not say where."""
+    for name, value in fields.items():
+        try:
+            msgspec.convert({name: value}, SamplingParams)
+        except UnicodeEncodeError:
+            break
+        except msgspec.ValidationError:
+            continue
+    written = where + spelled[name]
+    return InvalidRequest(
+        f"{written}: got {value!r:.40}, which has a lone surrogate and is not text", written
+    )
 
 
 def _unknown(key: str, where: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -21,6 +21,7 @@ import msgspec
 
 from boughs.lang import loop
 from boughs.lang.backend import PinRequest, Prompt, ScoreRequest, Scores
+from boughs.lang.errors import InvalidRequest
 from boughs.lang.lease import Lease
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.front.batch import Batch, Json
@@ -158,7 +159,8 @@ class Engine:
         Raises:
             InvalidRequest: A wrong argument; names it.
         """
-        given = choices if isinstance(choices, str) else list(choices)
+        listed = isinstance(choices, Iterable) and not isinstance(choices, str)
+        given = list(choices) if listed else choices
         request = ScoreRequest(prompt=prompt, choices=given, unconditional=unconditional)  # type: ignore[arg-type]
         return loop.run(self.endpoint.score(request))
 
@@ -233,6 +235,8 @@ class Engine:
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """End the request with exactly this id, or all."""
+        if not isinstance(rid, str):
+            raise InvalidRequest(f"rid: expected a string, got {rid!r:.40}", "rid")
 
         async def abort() -> None:
             if abort_all:

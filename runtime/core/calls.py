@@ -110,6 +110,11 @@ class Calls:
         self._scheduler.held = bool(self._flushes)
         return not self._flushes
 
+    def forget(self, call: int) -> None:
+        """Whoever asked for a flush has gone: nobody is held up for it any more."""
+        if self._flushes.pop(call, None) is not None:
+            self._scheduler.held = bool(self._flushes)
+
     # ---- leases ----
 
     def pin(self, lease: int, tokens: list[int], namespace: str, seconds: float) -> int:
@@ -172,6 +177,7 @@ class Calls:
 
 _METHODS: dict[str, Callable[..., Any]] = {
     "flush": lambda calls, **_: calls.flush(),
+    "forget": Calls.forget,
     "stats": Calls.stats,
     "check": Calls.check,
     "pin": Calls.pin,

@@ -220,7 +220,7 @@ def _each(value: Any, kind: type[T], name: str, count: int, *, is_list: bool) ->
 def _checked(value: Any, form: type[list[T]], name: str) -> list[T]:
     try:
         return msgspec.convert(value, form)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # a lone surrogate
         raise InvalidRequest(f"{name}: {error}", name) from None
 
 

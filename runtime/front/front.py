@@ -148,6 +148,7 @@ class Front:
             InvalidRequest: There is no choice, or what `generate` refuses.
             Overloaded, RequestAborted, EngineDied: As `generate`.
         """
+        request.check()
         count = len(request.choices) * (2 if request.unconditional else 1)
         with self._requests.request(request.rid, count) as (_, run):
             size = text_size(request.prompt) * len(request.choices)
@@ -225,9 +226,9 @@ class Front:
             InvalidRequest: Requests run, and none was to be waited for.
             RequestTimeout: They ran on after so many seconds; nothing was forgotten.
         """
-        if not 0 <= seconds <= MAX_FLUSH_SECONDS:
+        if not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_FLUSH_SECONDS:
             raise InvalidRequest(
-                f"timeout must be from 0 to {MAX_FLUSH_SECONDS:g}, got {seconds!r}", "timeout"
+                f"timeout must be from 0 to {MAX_FLUSH_SECONDS:g}, got {seconds!r:.40}", "timeout"
             )
         await self._core.call("flush", {"wait": seconds}, seconds)
 
@@ -242,8 +243,10 @@ class Front:
             ("max_segments", max_segments, MAX_TREE_SEGMENTS),
             ("max_tokens", max_tokens, MAX_TREE_TOKENS),
         ):
-            if not 0 <= value <= most:
-                raise InvalidRequest(f"{name} must be from 0 to {most}, got {value}", name)
+            if not isinstance(value, int) or not 0 <= value <= most:
+                raise InvalidRequest(
+                    f"{name} must be a whole number from 0 to {most}, got {value!r:.40}", name
+                )
         shown: dict[str, Any] = await self._core.call(
             "snapshot", {"max_segments": max_segments, "max_tokens": max_tokens}
         )

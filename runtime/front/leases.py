@@ -43,7 +43,9 @@ class Leases:
         try:
             yield number, ended
         finally:
-            if self._held.pop(number, None) is not None:
+            held = self._held.pop(number, None) is not None
+            # A lost one may have been taken since, by a core that came after the one that died.
+            if held or (ended.done() and ended.result() == "lost"):
                 self._unpin({"lease": number})
 
     def end(self, message: LeaseEnded) -> None:

@@ -118,22 +118,12 @@ class Planner:
             InvalidRequest: There is no choice, or what `plan` refuses.
             Unservable: Prompt and choice can never fit.
         """
-        if not isinstance(request.choices, list) or not request.choices:
-            raise InvalidRequest(
-                f"choices: expected a list of at least one string, got {request.choices!r:.40}",
-                "choices",
-            )
         require_unicode(request.cache_salt or "", "cache_salt")
-        SamplingParams(priority=request.priority).check()
         segments = as_segments(request.prompt)
         rendered = self._chat.render_roles([*segments, Text("")])
         prompt = self.encode(segments, rendered, output=0)
         sequences = []
         for at, choice in enumerate(request.choices):
-            if not isinstance(choice, str):
-                raise InvalidRequest(
-                    f"choices[{at}]: expected a string, got {choice!r:.40}", "choices"
-                )
             require_unicode(choice, f"choices[{at}]")
             ids = encode_segments(self._tokenizer, [*segments, Text(choice)], rendered)
             self._require_fit(ids, f"choices[{at}]: prompt and choice", 0)

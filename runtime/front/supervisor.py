@@ -171,6 +171,8 @@ class Supervisor:
             ) from None
         finally:
             self._calls.pop(call.id, None)
+            if waits and not (future.done() and not future.cancelled()):
+                self._send(Call(next(self._numbers), "forget", {"call": call.id}))
 
     async def close(self) -> None:
         """End the core; what runs fails with `RequestAborted`."""

@@ -109,7 +109,7 @@ class Admin:
         """The radix tree as plain data."""
         return json_response(
             await self._served.tree(
-                int(_number(request, "max_segments", 1000)), int(_number(request, "max_tokens", 32))
+                _whole(request, "max_segments", 1000), _whole(request, "max_tokens", 32)
             )
         )
 
@@ -159,6 +159,18 @@ def _number(request: web.Request, name: str, default: float) -> float:
     if not math.isfinite(number):
         raise InvalidRequest(f"{name}: expected a number, got {given!r:.40}", name)
     return number
+
+
+def _whole(request: web.Request, name: str, default: int) -> int:
+    """A whole number in the query.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    number = _number(request, name, default)
+    if number != int(number):
+        raise InvalidRequest(f"{name}: expected a whole number, got {number}", name)
+    return int(number)
 
 
 _LACKED = {

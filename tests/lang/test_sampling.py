@@ -85,6 +85,29 @@ def test_a_value_out_of_range_is_named(name, value):
         SamplingParams.from_mapping({name: value})
 
 
+LISTS = {"stop", "stop_regex", "bad_words"}
+TEXTS = LISTS | {"regex", "json_schema", "ebnf", "cache_salt"}
+
+
+@pytest.mark.parametrize("name", [*SamplingParams.__struct_fields__, *ALIASES])
+@pytest.mark.parametrize("value", ["\ud800", ["\ud800"], {"\ud800": 1}])
+def test_a_lone_surrogate_where_none_can_stand_is_refused_by_name(name, value):
+    if name in TEXTS and not isinstance(value, dict) and (value == "\ud800" or name in LISTS):
+        return  # the front refuses it
+    with pytest.raises(InvalidRequest, match=rf"^here\.{name}\b") as caught:
+        SamplingParams.from_mapping({"n": 1, "top_k": 5} | {name: value}, "here.")
+    assert caught.value.param.partition("[")[0] == f"here.{name}"
+
+
+@pytest.mark.parametrize(("penalty", "fits"), [(1e-6, True), (9e-7, False), (1e-320, False)])
+def test_a_repetition_penalty_that_makes_logits_infinite_is_refused(penalty, fits):
+    if fits:
+        SamplingParams.from_mapping({"repetition_penalty": penalty})
+        return
+    with pytest.raises(InvalidRequest, match="repetition_penalty must be from 1e-06 to 2"):
+        SamplingParams.from_mapping({"repetition_penalty": penalty})
+
+
 def test_the_page_of_parameters_has_each_with_its_aliases_and_default():
     page = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text()
     table = page.split("## How they meet")[0]

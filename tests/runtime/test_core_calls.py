@@ -87,6 +87,20 @@ def test_a_flush_that_waited_in_vain_says_so_and_requests_go_on():
     assert driver.outputs[1][0].cached_tokens > 0
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_flush_that_nobody_waits_for_any_more_holds_nobody_up(others):
+    first, second = submit(0, range(1, 20), 30), submit(1, range(1, 25), 3)
+    flushes = [Call(7 + at, "flush", FLUSH) for at in range(1 + others)]
+    forget = [Call(20, "forget", {"call": 7}), Call(21, "forget", {"call": 99})]
+    driver = Driver(num_pages=80).run([[first], [second, *flushes], [], forget, *nothing(40)])
+    assert [driver.ids(r.key) for r in (first, second)] == [alone(first), alone(second)]
+    assert 7 not in results(driver), "it was flushed for nobody"
+    if others:
+        assert results(driver)[8] > 0
+    else:
+        assert driver.outputs[1][0].cached_tokens > 0, "it waited for the first to end"
+
+
 FLUSH = {"wait": 1000.0}
 
 

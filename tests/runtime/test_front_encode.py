@@ -84,6 +84,7 @@ def test_a_prompt_may_be_as_long_as_the_context(front):
         ({"normalize": 1}, "normalize"),
         ({"priority": "high"}, "priority"),
         ({"priority": 2**40}, "priority"),
+        ({"priority": None}, "priority"),  # it would kill the core, which sorts by it
         ({"cache_salt": 5}, "cache_salt"),
         ({"cache_salt": "\ud800"}, "cache_salt"),
         ({"timeout": 0}, "timeout"),

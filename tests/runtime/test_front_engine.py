@@ -190,6 +190,24 @@ def test_a_wrong_argument_is_named(engine, arguments, param, stream):
     assert param.partition("[")[0] in str(caught.value)
 
 
+def test_wrong_arguments_of_the_other_methods_are_named(engine):
+    wrong = {
+        "choices": [lambda: engine.score("a", None), lambda: engine.score("a", 5)],
+        "unconditional": [lambda: engine.score("a", ["b"], unconditional="no")],
+        "timeout": [lambda: engine.flush_cache(None), lambda: engine.flush_cache("1")],
+        "max_segments": [lambda: engine.tree(max_segments="1")],
+        "rid": [lambda: engine.abort_request(["a"]), lambda: engine.abort_request(None)],
+        "cache_salt": [lambda: engine.pin("a", cache_salt=5).__enter__()],
+        "token_ids_logprob": [lambda: engine.generate("a", token_ids_logprob=["\ud800"])],
+        "input_ids": [lambda: engine.encode(input_ids=["\ud800"])],
+    }
+    for param, calls in wrong.items():
+        for call in calls:
+            with pytest.raises(InvalidRequest, match=param) as caught:
+                call()
+            assert caught.value.param == param
+
+
 def test_the_first_failure_ends_a_batch(engine):
     with pytest.raises(InvalidRequest, match="empty"):
         engine.generate(["Hello", "", "you"], {"max_new_tokens": 400})

@@ -56,7 +56,7 @@ def test_a_lease_ends_at_its_deadline(front):
     async def states():
         return [state.state async for state in front.pin(pinned(0.05))]
 
-    assert run(states()) == ["held", "expired"]
+    assert run(states())[-1] == "expired"  # on a busy machine it may be over before it is held
 
 
 def test_the_core_tells_of_a_broken_lease(front, shared):
@@ -97,6 +97,51 @@ def test_a_lease_is_taken_again_on_the_next_core():
     assert len(cores) == 4
 
 
+@pytest.mark.parametrize("owner_leaves", [False, True])
+@pytest.mark.parametrize("during", ["compute", "pin"])
+def test_no_lease_is_left_of_a_core_that_died_while_it_was_taken(during, owner_leaves):
+    """The next core is asked again for what the dead one had not answered."""
+    cores = []
+
+    class Once(fake.FakeCore):
+        def dies(self):
+            return self is cores[0]
+
+        def take(self, submit):
+            if during == "compute" and self.dies():
+                raise fake.Crash("while it computes")
+            super().take(submit)
+
+        def call(self, call):
+            if call.method == "pin" and self.dies():
+                raise fake.Crash("while it pins")
+            return super().call(call)
+
+    def make():
+        cores.append(Once(log=[]))
+        return cores[-1]
+
+    async def hold(front):
+        states = front.pin(pinned())
+        if owner_leaves:
+            task = asyncio.ensure_future(anext(states))
+            while not (len(cores) > 1 and cores[1].leases):  # noqa: ASYNC110 -- no event
+                await asyncio.sleep(0.001)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        else:
+            state = await anext(states)
+            assert (state.state, state.tokens) == ("held", len(PROMPT))
+            await front.stats()  # what was sent before has been read
+            assert list(cores[1].leases.values()) == [PROMPT]
+        await states.aclose()
+        await front.check()  # it refuses while leases are held
+
+    with running_front(make) as front:
+        run(hold(front))
+    assert len(cores) == 2
+
+
 def test_a_lease_whose_core_is_gone_for_good_ends_with_that_error():
     class Dying(fake.FakeCore):
         def call(self, call):
@@ -127,6 +172,20 @@ def test_a_wrong_deadline_is_refused(front, log, seconds):
     assert not [message for message in log if isinstance(message, Call)]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("priority", None), ("priority", "1"), ("priority", 2**31), ("cache_salt", 5)],
+)
+def test_a_wrong_field_is_named(front, log, name, value):
+    async def hold():
+        await anext(front.pin(pinned(**{name: value})))
+
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        run(hold())
+    assert caught.value.param == name
+    assert not log
+
+
 def test_what_generate_refuses_is_refused(front):
     async def hold(prompt):
         await anext(front.pin(pinned(prompt=prompt)))
@@ -150,8 +209,38 @@ def test_without_a_cache_there_is_nothing_to_pin():
 def test_a_flush_may_wait(front, log):
     run(front.flush_cache(5.0))
     assert [m.args for m in log if isinstance(m, Call) and m.method == "flush"] == [{"wait": 5.0}]
-    with pytest.raises(InvalidRequest, match="timeout must be"):
-        run(front.flush_cache(-1.0))
+    for wrong in (-1.0, float("nan"), "1", None):
+        with pytest.raises(InvalidRequest, match="timeout must be"):
+            run(front.flush_cache(wrong))
+
+
+@pytest.mark.parametrize("value", [-1, 10**6, 1.5, "3", None])
+@pytest.mark.parametrize("name", ["max_segments", "max_tokens"])
+def test_a_wrong_size_of_a_picture_is_named(front, name, value):
+    with pytest.raises(InvalidRequest, match=f"{name} must be a whole number") as caught:
+        run(front.tree(**{name: value}))
+    assert caught.value.param == name
+
+
+def test_a_flush_whose_caller_goes_is_taken_back(front, log, shared):
+    """As `curl --max-time` does: else nobody would be admitted until its patience is over."""
+    core, plain = shared[1], shared[1].call
+    core.call = lambda call: fake.Reply(0) if call.method == "flush" else plain(call)
+
+    async def leave():
+        task = asyncio.ensure_future(front.flush_cache(1000.0))
+        while not any(isinstance(m, Call) for m in log):  # noqa: ASYNC110 -- no event
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await front.stats()  # what was sent before has been read
+
+    try:
+        run(leave())
+    finally:
+        core.call = plain
+    flush, forget, _ = [m for m in log if isinstance(m, Call)]
+    assert (forget.method, forget.args) == ("forget", {"call": flush.id})
 
 
 def test_the_cores_own_timeout_reaches_the_caller():

@@ -88,6 +88,7 @@ def test_a_choice_after_tokens_is_bare(front):
     [
         ([], "choices: expected a list of at least one"),
         ("abc", "choices: expected a list"),
+        (None, "choices: expected a list"),
         (["a", 5], r"choices\[1\]: expected a string"),
         (["a", "\ud800"], r"choices\[1\].*surrogate"),
     ],

@@ -380,7 +380,8 @@ def test_tree(site):
     shown = site.call("/tree?max_segments=1&max_tokens=3")[2]
     assert (len(shown["segments"]), shown["segments"][0]["tokens"]) == (1, [1, 1, 1])
     assert len(site.call("/tree")[2]["segments"]) == 3
-    assert site.fail("/tree?max_tokens=x", None)[1]["param"] == "max_tokens"
+    for wrong in ("x", "1.5", "inf"):
+        assert site.fail(f"/tree?max_tokens={wrong}", None)[1]["param"] == "max_tokens"
 
 
 def test_a_pin_lives_as_long_as_its_connection(site):
