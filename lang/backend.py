@@ -38,7 +38,7 @@ def finite(logprob: float) -> float:
 
 def _check_queueing(request: EncodeRequest | PinRequest | ScoreRequest) -> None:
     """Raise `InvalidRequest` where what says how a request is queued is of a wrong kind."""
-    given = {
+    given: dict[str, Any] = {
         name: getattr(request, name)
         for name in ("cache_salt", "priority", "timeout")
         if name in request.__struct_fields__
