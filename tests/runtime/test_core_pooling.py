@@ -39,7 +39,8 @@ def expected(prompt, pooling):
 
 def driver(**config):
     made = pages.Driver(**config)
-    made.core.runner = made.model = Reading(made.model.num_pages, made.model.page_size)
+    model = made.model
+    made.core.runner = made.model = Reading(model.num_pages, model.page_size, model.placement)
     return made
 
 
