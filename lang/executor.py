@@ -12,9 +12,10 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Any, Self
+from typing import Self
 
 from boughs.lang import choices, ir
+from boughs.lang.answers import put_answers
 from boughs.lang.backend import Answer, Chunk, GenerateRequest, PinRequest, ScoreRequest
 from boughs.lang.backlog import Backlog
 from boughs.lang.contents import Contents
@@ -29,10 +30,8 @@ from boughs.lang.failure import Failure
 from boughs.lang.loop import background_loop
 from boughs.lang.meta import meta_info
 from boughs.lang.parameters import LogprobOptions
-from boughs.lang.reasoning import SUFFIX
 from boughs.lang.running import Run
 from boughs.lang.sampling import SamplingParams
-from boughs.lang.typed import Typed
 from boughs.lang.waiting import Stream
 
 
@@ -194,35 +193,13 @@ class Executor:
         seconds = time.perf_counter() - began
         if len(answers) != params.n:
             raise BackendError(f"{params.n} choices were asked for, and {len(answers)} came")
-        if node.reasoning is not None:
-            thoughts, values = zip(*(node.reasoning.split(a.text) for a in answers), strict=True)
-            self._set(f"{node.name}{SUFFIX}", list(thoughts), [{}] * params.n)
-            if values[0] != answers[0].text:
-                self.contents.add_content(values[0])
-            else:
-                self.contents.add_answer(answers[0])
-        else:
-            passed_on = self._emitted == len(self.contents.shown) and not self._held_back
-            self.contents.add_answer(answers[0])
-            self._emitted += passed_on
-            values = tuple(a.text if node.kind is None else _value(node.kind, a) for a in answers)
-        if node.name is None:
-            return
-        return_text = options.return_text_in_logprobs
-        metas = [meta_info(a, return_text=return_text, e2e_latency=seconds) for a in answers]
-        self._set(node.name, list(values), metas)
-        if node.kind is None and node.reasoning is None:
-            return
-        texts = [answer.text for answer in answers]
-        self.contents.raws[node.name] = texts[0] if params.n == 1 else texts
-        errors = [value for value in values if isinstance(value, BoughsError)]
-        if errors and not node.keeps_errors:
-            self.contents.unread[node.name] = Failure(errors[0], self._where(node))
-
-    def _set(self, name: str, values: list[Any], metas: list[Any]) -> None:
-        """Set a variable to its one value, or to those of many choices."""
-        one = len(values) == 1
-        self.contents.set(name, values[0] if one else values, metas[0] if one else metas)
+        metas = [
+            meta_info(a, return_text=options.return_text_in_logprobs, e2e_latency=seconds)
+            for a in answers
+        ]
+        streamed = self._emitted == len(self.contents.shown) and not self._held_back
+        put_answers(self.contents, node, answers, metas, self._where(node))
+        self._emitted += streamed and not self._apart
 
     async def run_select(self, node: ir.Select) -> None:
         """Score the choices, decide, and add the decision."""
@@ -392,11 +369,6 @@ class Executor:
             self._emitted = end
             if text:
                 self.text_stream.append(text)
-
-
-def _value(kind: Typed, answer: Answer) -> Any:
-    """What an answer's text stands for; an error if for nothing."""
-    return kind.read(answer.text, cut=answer.finish is not None and answer.finish.type == "length")
 
 
 class _BranchFailed(Exception):

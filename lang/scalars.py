@@ -40,12 +40,14 @@ DATE = (
 """The days from the year 1000 on, each as long as its month has it."""
 
 _CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+_SPAN = r"([0-9]{1,5}H([0-9]{1,2}M)?([0-9]{1,2}S)?|[0-9]{1,5}M([0-9]{1,2}S)?|[0-9]{1,5}S)"
 _OFFSET = r"(Z|[-+]([01][0-9]|2[0-3]):[0-5][0-9])?"
 
 FORMATS = {
     "date": DATE,
     "time": rf"{_CLOCK}{_OFFSET}",
     "date-time": rf"{DATE}T{_CLOCK}{_OFFSET}",
+    "duration": rf"P([0-9]{{1,5}}D(T{_SPAN})?|T{_SPAN})",
     "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
 }
 """JSON schema's formats of strings that Python has a type for (ISO 8601, RFC 9562)."""

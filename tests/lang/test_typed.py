@@ -4,13 +4,16 @@ import dataclasses
 import datetime as dt
 import enum
 import json
+import random
 import re
 import typing
 import uuid
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Optional, TypedDict
 
+import numpy as np
 import pydantic
 import pytest
+import regex
 from hypothesis import given, strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from pydantic import Field
@@ -80,7 +83,7 @@ VALUES = [
     (dt.date, "2024-02-29", dt.date(2024, 2, 29)),
     (dt.time, "23:59:00", dt.time(23, 59)),
     (dt.datetime, "2024-02-29T01:02:03Z", dt.datetime(2024, 2, 29, 1, 2, 3, tzinfo=dt.UTC)),
-    (dt.timedelta, '"P3D"', dt.timedelta(days=3)),
+    (dt.timedelta, "P3DT12H", dt.timedelta(days=3, hours=12)),
     (uuid.UUID, "00000000-0000-4000-8000-000000000000", uuid.UUID(int=(4 << 76) | (8 << 60))),
     (Colour, "dark red (a|b)", Colour.DARK_RED),
     (Size, "12", Size.LARGE),
@@ -137,8 +140,8 @@ BAD = [
 ]
 
 
-def accepts(sampling, text):
-    """Whether a text is whole under a gen's constraint."""
+def constraint(sampling):
+    """The matcher of a gen's constraint, whose tokens are bytes."""
     if "regex" in sampling:
         grammar = LLMatcher.grammar_from_regex(sampling["regex"])
     elif "ebnf" in sampling:
@@ -149,8 +152,33 @@ def accepts(sampling, text):
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=wide)
     matcher = LLMatcher(BYTES, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
+def accepts(sampling, text):
+    """Whether a text is whole under a gen's constraint."""
+    matcher = constraint(sampling)
     tokens = list(text.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def random_text(sampling, seed):
+    """Whatever comes to the mind of a model that only heeds the constraint; None: no end to it."""
+    matcher, draw, text = constraint(sampling), random.Random(seed), bytearray()
+    while not (matcher.is_accepting() and (matcher.is_stopped() or draw.random() < 0.4)):
+        if len(text) > 300:
+            return None
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little")[:256]).tolist()
+        likely = [byte for byte in allowed if byte in b'"]}\\u0123456789']
+        byte = draw.choice(likely if likely and draw.random() < 0.6 else allowed)
+        assert matcher.consume_token(byte)
+        text.append(byte)
+    written = text.decode("utf-8", "replace")
+    for stop in sampling["stop_regex"]:
+        found = regex.search(stop, written)
+        written = written if found is None else written[: found.start()]
+    return written
 
 
 def ids(case):
@@ -165,6 +193,23 @@ def test_a_text_is_allowed_and_becomes_the_value(kind, text, value):
         value = Node(name="a", left=Node(name="b"))
     assert read == value
     assert type(read) is type(value)
+
+
+MORE = [
+    *(list[dt.datetime], list[dt.timedelta], list[uuid.UUID], dict[str, list[str]], list[float]),
+    *(list[dt.time], list[Any], tuple[bool, ...], Annotated[list[str], Field(max_length=2)]),
+    *(Annotated[float, Field(ge=-1.5, multiple_of=0.5)], list[Annotated[float, Field(gt=0)]]),
+]
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind, _, _ in VALUES), *MORE], ids=ids)
+def test_whatever_the_constraint_allows_is_a_value(kind):
+    sampling = boughs.gen("x", type=kind).sampling
+    texts = [random_text(sampling, seed) for seed in range(12)]
+    whole = [text for text in texts if text is not None]
+    assert whole
+    for text in whole:
+        typed(kind).parse(text)
 
 
 @pytest.mark.parametrize(("kind", "text"), BAD, ids=ids)
