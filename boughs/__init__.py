@@ -11,6 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from boughs.lang.apis.anthropic_model import Anthropic as Anthropic
+    from boughs.lang.apis.litellm_model import LiteLLM as LiteLLM
+    from boughs.lang.apis.openai_model import OpenAI as OpenAI
     from boughs.lang.choices import (
         ChoicesDecision as ChoicesDecision,
         ChoicesSamplingMethod as ChoicesSamplingMethod,
@@ -86,6 +89,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "boughs.lang.apis.anthropic_model": ("Anthropic",),
+    "boughs.lang.apis.litellm_model": ("LiteLLM",),
+    "boughs.lang.apis.openai_model": ("OpenAI",),
     "boughs.lang.choices": (
         "ChoicesDecision",
         "ChoicesSamplingMethod",
@@ -165,6 +171,8 @@ __all__ = [  # noqa: PLE0604 - the names are strings
 
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
+    if home is None and name == "VertexAI":
+        raise AttributeError("boughs has no VertexAI; LiteLLM('vertex_ai/…') reaches its models")
     if home is None:
         raise AttributeError(f"module 'boughs' has no attribute {name!r}")
     value = getattr(importlib.import_module(home), name)

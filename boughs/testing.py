@@ -33,7 +33,7 @@ from boughs.lang.backend import (
     TokenLogprob,
 )
 from boughs.lang.errors import BackendError, InvalidRequest
-from boughs.lang.segments import Content, Ids, Role, Segment, Text
+from boughs.lang.segments import Content, Ids, Role, Segment, Text, chatml
 
 
 class Cut(str):
@@ -112,7 +112,7 @@ class MockBackend:
                 async for chunk in self._stream(request, call, text, index):
                     chunk.cached_tokens = cached
                     if chunk.rendered is not None:
-                        chunk.rendered = [_mark(s) for s in segments if isinstance(s, Role)]
+                        chunk.rendered = [chatml(s) for s in segments if isinstance(s, Role)]
                     yield chunk
             ended = True
         finally:
@@ -139,7 +139,7 @@ class MockBackend:
             ],
             prompt_tokens=len(call.text),
             cached_tokens=cached,
-            rendered=[_mark(segment) for segment in segments if isinstance(segment, Role)],
+            rendered=[chatml(segment) for segment in segments if isinstance(segment, Role)],
         )
 
     async def pin(self, request: PinRequest) -> AsyncIterator[LeaseState]:
@@ -281,12 +281,8 @@ def _shown(segment: Segment) -> str:
     if isinstance(segment, Ids):
         return "".join(map(chr, segment.ids))
     if isinstance(segment, Role):
-        return _mark(segment)
+        return chatml(segment)
     return segment.content if isinstance(segment, Content) else segment.text
-
-
-def _mark(role: Role) -> str:
-    return f"<|im_start|>{role.role}\n" if role.at == "begin" else "<|im_end|>\n"
 
 
 def _logprobs(text: str, request: GenerateRequest) -> list[TokenLogprob]:

@@ -135,6 +135,7 @@ class Chunk(msgspec.Struct, kw_only=True):
         sequence_score: In the last chunk of a beam search: what the outputs are ranked by.
         discarded_tokens: In the last chunk of the first choice, with `best_of`: tokens of the
             choices that were made and are not among the `n`.
+        extra: In the last chunk: what only this kind of backend tells, for the meta info.
     """
 
     rid: str
@@ -152,6 +153,7 @@ class Chunk(msgspec.Struct, kw_only=True):
     cumulative_logprob: float | None = None
     sequence_score: float | None = None
     discarded_tokens: int = 0
+    extra: dict[str, Any] | None = None
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):
@@ -201,12 +203,19 @@ class ChoiceScore(msgspec.Struct, kw_only=True):
 
 
 class Scores(msgspec.Struct, kw_only=True):
-    """The answer to a `ScoreRequest`: one entry a choice, in order."""
+    """The answer to a `ScoreRequest`: one entry a choice, in order.
+
+    A backend that could not score but asked (`Choosing`) gives no entry, the index of the choice
+    in `chosen`, and what the answers to its question took.
+    """
 
     choices: list[ChoiceScore]
     prompt_tokens: int
     cached_tokens: int
     rendered: list[str] | None = None
+    chosen: int | None = None
+    completion_tokens: int = 0
+    extra: dict[str, Any] | None = None
 
 
 class EncodeRequest(msgspec.Struct, kw_only=True):
@@ -377,6 +386,7 @@ class Answer(msgspec.Struct, kw_only=True):
     cumulative_logprob: float | None = None
     sequence_score: float | None = None
     discarded_tokens: int = 0
+    extra: dict[str, Any] | None = None
 
     def add(self, chunk: Chunk) -> None:
         """Append what is new in `chunk`."""
@@ -397,6 +407,8 @@ class Answer(msgspec.Struct, kw_only=True):
         self.cumulative_logprob = chunk.cumulative_logprob
         self.sequence_score = chunk.sequence_score
         self.discarded_tokens = chunk.discarded_tokens
+        if chunk.extra is not None:
+            self.extra = chunk.extra
 
     def as_chunk(self) -> Chunk:
         """The whole answer as one chunk."""

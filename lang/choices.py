@@ -137,12 +137,14 @@ unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
 
 
 def decide(method: ChoicesSamplingMethod, choices: list[str], scores: Scores) -> ChoicesDecision:
-    """What `method` decides, given what a backend answered.
+    """What `method` decides, given what a backend answered; or what that has chosen by itself.
 
     Raises:
         BackendError: The scores do not belong to these choices.
         InvalidRequest: The method did not return a `ChoicesDecision` for one of the choices.
     """
+    if scores.chosen is not None:
+        return ChoicesDecision(choices[scores.chosen])
     if len(scores.choices) != len(choices):
         raise BackendError(f"{len(choices)} choices were to be scored, not {len(scores.choices)}")
     if not all(score.logprobs for score in scores.choices):

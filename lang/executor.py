@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator
 from typing import Self
 
 from boughs.lang import choices, ir
+from boughs.lang.abilities import Choosing
 from boughs.lang.answers import put_answers
 from boughs.lang.backend import Answer, Chunk, GenerateRequest, PinRequest, ScoreRequest
 from boughs.lang.backlog import Backlog
@@ -47,6 +48,7 @@ class Executor:
     def __init__(self, run: Run, branch: tuple[int, ...] = (), *, held: bool = False) -> None:
         self.run = run
         self.branch = branch
+        self._backend = run.for_state()
         self.contents = Contents()
         self.open_scopes: set[str] = set()
         label = f"program {run.program}"
@@ -214,8 +216,13 @@ class Executor:
             priority=self.run.defaults.priority,
         )
         seconds = self.run.defaults.timeout
+        score = self._backend.score
+        if type(node.method) is choices.TokenLengthNormalized and isinstance(
+            self._backend, Choosing
+        ):
+            score = self._backend.choose  # the default method needs a choice, and no numbers
         try:
-            scores = await asyncio.wait_for(self.run.backend.score(request), seconds)
+            scores = await asyncio.wait_for(score(request), seconds)
         except TimeoutError as error:
             if isinstance(error, BoughsError):
                 raise
@@ -224,6 +231,7 @@ class Executor:
         usage.requests += 1
         usage.prompt_tokens += scores.prompt_tokens
         usage.cached_tokens += scores.cached_tokens
+        usage.completion_tokens += scores.completion_tokens
         self.contents.render(scores.rendered or ())
         decision = choices.decide(node.method, texts, scores)
         self.contents.add_choice(decision.decision)
@@ -232,15 +240,17 @@ class Executor:
         meta = {
             "id": self._rid,
             "prompt_tokens": scores.prompt_tokens,
-            "completion_tokens": 0,
+            "completion_tokens": scores.completion_tokens,
             "cached_tokens": scores.cached_tokens,
+            **(scores.extra or {}),
             **(decision.meta_info or {}),
         }
         value = decision.decision
         self.contents.set(node.name, node.values[value] if node.values else value, meta)
         if node.values:
             self.contents.raws[node.name] = value
-        self.contents.probs[node.name] = choices.probabilities(texts, scores)
+        if scores.chosen is None:
+            self.contents.probs[node.name] = choices.probabilities(texts, scores)
 
     async def run_set(self, node: ir.SetVariable) -> None:
         """Set a variable."""
@@ -319,7 +329,7 @@ class Executor:
             token_ids_logprob=options.token_ids_logprob,
         )
         answers: dict[int, Answer] = {}
-        chunks = self.run.backend.generate(request)
+        chunks = self._backend.generate(request)
         try:
             async for chunk in chunks:
                 answer = answers.get(chunk.index)

@@ -25,7 +25,8 @@ def meta_info(
         `id, finish_reason` (None while the answer is unfinished), `prompt_tokens,
         completion_tokens, cached_tokens`, and `e2e_latency` if given. With `best_of` or
         `beam_width` `cumulative_logprob`, with `best_of` `discarded_tokens` (of the first choice),
-        and with `beam_width` `sequence_score`. Where logprobs were asked for
+        and with `beam_width` `sequence_score`; what only this kind of backend tells (the answer's
+        `extra`). Where logprobs were asked for
         `input_token_logprobs, output_token_logprobs`: lists of (logprob, token id, text or None),
         with `input_top_logprobs, output_top_logprobs` (a list of such entries, or None, at each
         position) where top logprobs were asked for, and in the same form
@@ -46,6 +47,8 @@ def meta_info(
             info[name] = value
     if answer.discarded_tokens:
         info["discarded_tokens"] = answer.discarded_tokens
+    if answer.extra is not None:
+        info.update(answer.extra)
     if answer.logprobs is None and answer.prompt_logprobs is None:
         return info
     given, made = answer.prompt_logprobs or [], answer.logprobs or []

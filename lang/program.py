@@ -40,6 +40,7 @@ class Program:
         func: The function.
         bound: Arguments that `bind` gave.
         options: Parameters of `run` that `configure` gave.
+        num_api_spec_tokens: As of `function`.
     """
 
     def __init__(
@@ -47,7 +48,10 @@ class Program:
         func: Callable[..., Any],
         bound: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        num_api_spec_tokens: int | None = None,
     ) -> None:
+        check_spec_tokens(num_api_spec_tokens)
+        self._spec_tokens = num_api_spec_tokens
         self._arguments = Arguments(func)
         self.func = func
         self._bound = dict(bound or {})
@@ -59,7 +63,7 @@ class Program:
         """A program that is defined in a class is a method."""
         if instance is None:
             return self
-        return Program(self.func.__get__(instance, owner), self._bound, self._given())
+        return self._with(func=self.func.__get__(instance, owner))
 
     def __repr__(self) -> str:
         return f"<Program {self._name}>"
@@ -154,7 +158,7 @@ class Program:
         unknown = [name for name in kwargs if not self._arguments.takes(name)]
         if unknown:
             raise TypeError(f"{self._name}() has no parameter {unknown[0]!r} to bind")
-        return Program(self.func, {**self._bound, **kwargs}, self._given())
+        return self._with(bound={**self._bound, **kwargs})
 
     def configure(self, **options: Any) -> Program:
         """The program with parameters of `run` given, whatever its own are called."""
@@ -162,7 +166,7 @@ class Program:
         if unknown:
             raise InvalidRequest(f"{unknown[0]}: run() has no such parameter", unknown[0])
         Given.parse(_sampling(options), f"{self._name}: ")
-        return Program(self.func, self._bound, {**self._given(), **options})
+        return self._with(options={**self._given(), **options})
 
     def trace(self, *args: Any, **kwargs: Any) -> Trace:
         """The statements of a run, without a backend.
@@ -203,6 +207,11 @@ class Program:
         return result
 
     # ---- arguments ----
+
+    def _with(self, **changed: Any) -> Program:
+        """The same program but for one of what makes it."""
+        made = {"func": self.func, "bound": self._bound, "options": self._given()}
+        return Program(**{**made, **changed}, num_api_spec_tokens=self._spec_tokens)
 
     def _given(self) -> dict[str, Any]:
         """What `configure` was given."""
@@ -254,7 +263,7 @@ class Program:
         defaults = Defaults(Given.parse(merged, f"{self._name}: "))
 
         def execution(arguments: inspect.BoundArguments) -> Execution:
-            executor = Executor(Run(self._name, backend, defaults))
+            executor = Executor(Run(self._name, backend, defaults, self._spec_tokens))
             return Execution(executor, self.func, arguments.args, arguments.kwargs)
 
         return execution
@@ -287,17 +296,41 @@ class Call(Expression):
 
 
 @overload
-def function(func: Callable[..., Any]) -> Program: ...
+def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> Program: ...
 @overload
-def function(func: None = None) -> Callable[[Callable[..., Any]], Program]: ...
+def function(
+    func: None = None, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], Program]: ...
 def function(
     func: Callable[..., Any] | None = None,
+    num_api_spec_tokens: int | None = None,
 ) -> Program | Callable[[Callable[..., Any]], Program]:
     """Make a program of a function, whose first parameter is the program's state.
 
     The function may be a plain one, a method, a closure, or `async def`.
+
+    Args:
+        func: The function.
+        num_api_spec_tokens: On API models (`OpenAI`, …), a `gen` that has a stop asks for at least
+            so many tokens and goes on past its stop; the next gens of its turn are answered from
+            there, without a request, where they fit. Its text comes whole, not streamed. Other
+            backends have the prompt cached, and make each gen by itself as ever.
     """
-    return Program if func is None else Program(func)
+
+    def made(func: Callable[..., Any]) -> Program:
+        return Program(func, num_api_spec_tokens=num_api_spec_tokens)
+
+    return made if func is None else made(func)
+
+
+def check_spec_tokens(tokens: object) -> None:
+    """Raise `InvalidRequest` if `tokens` is neither None nor a number above 0."""
+    if tokens is None:
+        return
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        raise InvalidRequest(
+            f"num_api_spec_tokens: expected at least 1, got {tokens!r:.40}", "num_api_spec_tokens"
+        )
 
 
 def _items(batch: object) -> list[Any]:

@@ -6,9 +6,10 @@ This module knows neither how statements run nor what a program is.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from boughs.lang.abilities import Speculating
 from boughs.lang.backend import Answer, Backend, Pinning, PinRequest
 from boughs.lang.errors import Unsupported
 from boughs.lang.failure import Failure
@@ -29,15 +30,24 @@ class Usage:
         cached_tokens: Of these, the ones that a cache already had.
         completion_tokens: Generated.
         requests: How many there were, those that only prefill or score among them.
+        spec_hits: Gens that an API model had written already (`num_api_spec_tokens`), at no cost.
+        spec_misses: Gens before which it had written on, but something else.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     requests: int = 0
+    spec_hits: int = field(default=0, repr=False)
+    spec_misses: int = field(default=0, repr=False)
 
     def add(self, answers: list[Answer]) -> None:
         """Count a request by its answers (its prompt once)."""
+        how = (answers[0].extra or {}).get("speculation")
+        self.spec_hits += how == "hit"
+        self.spec_misses += how == "miss"
+        if how == "hit":
+            return
         self.requests += 1
         self.prompt_tokens += answers[0].prompt_tokens
         self.cached_tokens += answers[0].cached_tokens
@@ -51,17 +61,27 @@ class Run:
         program: Its name.
         backend: Who runs its requests.
         defaults: The parameters of `run`.
+        spec_tokens: How far an API model's call goes on past a stop; None: not at all.
     """
 
-    def __init__(self, program: str, backend: Backend, defaults: Defaults) -> None:
+    def __init__(
+        self, program: str, backend: Backend, defaults: Defaults, spec_tokens: int | None = None
+    ) -> None:
         self.program = program
         self.backend = backend
         self.defaults = defaults
         self.usage = Usage()
+        self._spec_tokens = spec_tokens
         self.ret_value: Any = None
         self._leases: list[Lease] = []
         self._states: dict[Executor, None] = {}  # the program's own first, then open branches
         self._lock = threading.Lock()
+
+    def for_state(self) -> Backend:
+        """Who runs the requests of a new state."""
+        if self._spec_tokens is not None and isinstance(self.backend, Speculating):
+            return self.backend.ahead(self._spec_tokens)
+        return self.backend
 
     def add(self, state: Executor) -> None:
         """Take care of a state."""

@@ -62,6 +62,11 @@ def to_json(segment: Segment) -> dict[str, Any]:
     return plain
 
 
+def chatml(role: Role) -> str:
+    """A role mark as ChatML: how it is shown where a model's own marks are not known."""
+    return f"<|im_start|>{role.role}\n" if role.at == "begin" else "<|im_end|>\n"
+
+
 def from_json(value: object, where: str = "segments") -> list[Segment]:
     """The segments that `value`, a list of JSON objects, stands for.
 

@@ -234,7 +234,10 @@ class ProgramState:
         try:
             return dict(self._executor.contents.probs[name])
         except KeyError:
-            raise InvalidRequest(f"{name}: no select made this variable", "name") from None
+            why = (
+                "no select made this variable, or its backend chose without scoring (an API model)"
+            )
+            raise InvalidRequest(f"{name}: {why}", "name") from None
 
     @property
     def usage(self) -> Usage:

@@ -10,6 +10,7 @@ import boughs
 
 SGLANG = {
     # sglang.__all__ (0.5.23) without what a later issue brings
+    *("Anthropic", "LiteLLM", "OpenAI"),
     *("Engine", "Runtime", "RuntimeEndpoint", "__version__", "assistant", "assistant_begin"),
     *("assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string"),
     *("get_server_info", "global_config", "greedy_token_selection", "select"),

@@ -1,0 +1,128 @@
+"""What a state's segments are to an API: messages, or one text.
+
+This module knows no API; what one cannot take is refused by `model.py` and the API's own file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from boughs.lang.backend import Prompt
+from boughs.lang.errors import Unsupported
+from boughs.lang.segments import Content, Ids, Role, Segment, Text, chatml
+
+Message = dict[str, str]
+"""`role` and `content`."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, and what the assistant has said of the next one.
+
+    Attributes:
+        messages: Those that have ended.
+        said: The text of the assistant's turn that is open; empty at its begin.
+    """
+
+    messages: tuple[Message, ...]
+    said: str = ""
+
+    def ask(self, text: str) -> Conversation:
+        """The same with another message of the user before the open turn."""
+        return replace(self, messages=(*self.messages, {"role": "user", "content": text}))
+
+    def to_json(self) -> list[Message]:
+        """All messages; where the open turn has begun, it is the last of them."""
+        begun = [{"role": "assistant", "content": self.said}] if self.said else []
+        return [dict(message) for message in self.messages] + begun
+
+
+def segments(prompt: Prompt, api: str) -> list[Segment]:
+    """The prompt as segments that an API can be told.
+
+    Raises:
+        Unsupported: It holds token ids.
+    """
+    if isinstance(prompt, str):
+        return [Text(prompt)]
+    found: list[Segment] = [item for item in prompt if not isinstance(item, int | Ids)]
+    if len(found) != len(prompt):
+        raise Unsupported(f"prompt: {api} takes text, and this prompt holds token ids", "prompt")
+    return found
+
+
+def rendered(prompt: list[Segment]) -> list[str]:
+    """The role marks as ChatML, to be shown: an API does not tell the marks of its model."""
+    return [chatml(segment) for segment in prompt if isinstance(segment, Role)]
+
+
+def plain(prompt: list[Segment], api: str) -> str:
+    """The prompt as one text.
+
+    Raises:
+        Unsupported: It has roles.
+    """
+    texts = []
+    for segment in prompt:
+        if isinstance(segment, Role):
+            raise Unsupported(
+                f"role {segment.role!r}: {api} continues a text and knows no roles; write the "
+                "turns as text, or use a chat model",
+                "role",
+            )
+        texts.append(_text(segment))
+    return "".join(texts)
+
+
+def conversation(prompt: list[Segment], api: str) -> Conversation:
+    """The prompt as messages. White space between turns is not part of any and is left out.
+
+    Raises:
+        Unsupported: There is text outside of roles, or it is not the assistant's turn.
+    """
+    messages: list[Message] = []
+    role: str | None = None
+    said: list[str] = []
+    for segment in prompt:
+        if isinstance(segment, Role):
+            if segment.at == "end" and role is not None:
+                messages.append({"role": role, "content": "".join(said)})
+            role = segment.role if segment.at == "begin" else None
+            said = []
+            continue
+        text = _text(segment)
+        if role is not None:
+            said.append(text)
+        elif text.strip():
+            raise Unsupported(
+                f"text {text.strip()[:40]!r} outside of roles: {api} takes messages; put it into "
+                "user(…), system(…) or assistant(…)",
+                "prompt",
+            )
+    if role != "assistant":
+        where = "outside of roles" if role is None else f"in a turn of {role}"
+        raise Unsupported(
+            f"generation {where}: {api} answers as the assistant; put it into assistant(…)",
+            "prompt",
+        )
+    return Conversation(tuple(messages), "".join(said))
+
+
+def open_turn(prompt: list[Segment]) -> tuple[list[Segment], str]:
+    """The prompt up to the last role mark, and the text after it."""
+    last = max((i for i, item in enumerate(prompt) if isinstance(item, Role)), default=-1) + 1
+    return prompt[:last], "".join(_text(item) for item in prompt[last:])
+
+
+def added(before: list[Segment], now: list[Segment]) -> str | None:
+    """The text that `now` has after all of `before`; None where that is not all it has."""
+    old, new = ([s for s in part if s != Text("")] for part in (before, now))
+    rest = new[len(old) :]
+    if new[: len(old)] != old or any(isinstance(segment, Role) for segment in rest):
+        return None
+    return "".join(map(_text, rest))
+
+
+def _text(segment: Segment) -> str:
+    assert isinstance(segment, Text | Content), "others were refused or are marks"
+    return segment.text if isinstance(segment, Text) else segment.content
