@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -12,6 +11,7 @@ from boughs.lang.apis.faults import package
 from boughs.lang.apis.messages import Message
 from boughs.lang.apis.model import ApiModel
 from boughs.lang.apis.openai_model import check_name
+from boughs.lang.apis.strict import narrowed
 from boughs.lang.apis.supported import Features
 from boughs.lang.backend import Finish
 from boughs.lang.errors import Unauthorized, Unsupported
@@ -107,7 +107,7 @@ class AnthropicMessages:
         if call.stop:
             request["stop_sequences"] = list(call.stop)
         if params.json_schema is not None:
-            schema = json.loads(params.json_schema)
+            schema = narrowed(params.json_schema)
             request["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
         sampling = self.features.sent(params)
         if sampling:  # the package has no arguments for what only older models take

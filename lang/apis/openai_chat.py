@@ -5,11 +5,11 @@ Azure's, and any server's that speaks it. This module knows no state and no back
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from typing import Any, NoReturn
 
 from boughs.lang.apis.answers import NO_ID, Call, Piece, Spent
+from boughs.lang.apis.strict import narrowed
 from boughs.lang.apis.supported import Features
 from boughs.lang.backend import Finish, TokenLogprob
 from boughs.lang.errors import Unsupported
@@ -77,7 +77,7 @@ def chat_request(call: Call, features: Features) -> dict[str, Any]:
     if call.stop:
         request["stop"] = list(call.stop)
     if params.json_schema is not None:
-        schema = {"name": "answer", "schema": json.loads(params.json_schema), "strict": True}
+        schema = {"name": "answer", "schema": narrowed(params.json_schema), "strict": True}
         request["response_format"] = {"type": "json_schema", "json_schema": schema}
     if call.top_logprobs is not None:
         request["logprobs"] = True

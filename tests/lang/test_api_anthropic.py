@@ -135,9 +135,10 @@ def test_a_turn_that_has_begun_is_sent_without_its_last_space(api, before, sent,
 def test_a_schema_is_an_output_format(api):
     server, backend = api('{"a": 1}')
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    strict = {**schema, "required": ["a"], "additionalProperties": False}
     assert ask.run(json_schema=schema, backend=backend)["x"] == '{"a": 1}'
     assert server.seen[0].body["output_config"] == {
-        "format": {"type": "json_schema", "schema": schema}
+        "format": {"type": "json_schema", "schema": strict}
     }
 
 

@@ -149,10 +149,11 @@ def test_logprobs_come_with_texts(api):
 def test_a_schema_is_a_response_format(api):
     server, backend = api('{"a": 1}')
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    strict = {**schema, "required": ["a"], "additionalProperties": False}
     assert ask.run(json_schema=schema, backend=backend)["x"] == '{"a": 1}'
     assert server.seen[0].body["response_format"] == {
         "type": "json_schema",
-        "json_schema": {"name": "answer", "schema": schema, "strict": True},
+        "json_schema": {"name": "answer", "schema": strict, "strict": True},
     }
     _, old = api(text=True)
     with pytest.raises(Unsupported, match="json_schema: OpenAI completions"):

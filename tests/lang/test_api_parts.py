@@ -2,10 +2,13 @@
 against the mock: a program is the same on all of them."""
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
 
+import jsonschema
+import pydantic
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
@@ -14,6 +17,7 @@ from boughs.lang.apis.asking import match
 from boughs.lang.apis.matching import Trial
 from boughs.lang.apis.messages import conversation
 from boughs.lang.apis.stops import Stopper
+from boughs.lang.apis.strict import narrowed
 from boughs.lang.errors import GrammarError
 from boughs.lang.segments import Content, Ids, Role, Text
 from boughs.testing import MockBackend
@@ -126,6 +130,69 @@ def test_text_and_content_are_messages():
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": "c"},
     ]
+
+
+# ---- schemas ----
+
+KEYS = ["a", "b"]
+values = st.recursive(
+    st.one_of(st.none(), st.integers(0, 2), st.text(alphabet="ab", max_size=1)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2), st.dictionaries(st.sampled_from([*KEYS, "c"]), inner)
+    ),
+    max_leaves=5,
+)
+simple = st.sampled_from(
+    [{"type": "integer"}, {"type": "string"}, {"type": "null"}, {}, True, {"$ref": "#/$defs/d"}]
+)
+
+
+def wider(inner):
+    """Schemas of schemas, with keywords that must not be narrowed under."""
+    objects = st.builds(
+        lambda properties, required, more: {
+            "type": "object",
+            "properties": properties,
+            "required": [name for name in required if name in properties],
+            **more,
+        },
+        st.dictionaries(st.sampled_from(KEYS), inner, max_size=2),
+        st.sets(st.sampled_from(KEYS)),
+        st.sampled_from([{}, {"additionalProperties": True}, {"additionalProperties": False}]),
+    )
+    several = st.lists(inner, min_size=1, max_size=2)
+    lists = [st.builds(lambda s, k=k: {k: s}, several) for k in ("anyOf", "allOf", "oneOf")]
+    items = st.builds(lambda s: {"type": "array", "items": s}, inner)
+    return st.one_of(objects, items, st.builds(lambda s: {"not": s}, inner), *lists)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.recursive(simple, wider, max_leaves=5), simple, st.lists(values, max_size=8))
+def test_what_is_valid_under_a_narrowed_schema_is_valid_under_the_one_given(schema, part, values):
+    whole = {"$defs": {"d": part if part != {"$ref": "#/$defs/d"} else {}}, "allOf": [schema]}
+    if isinstance(schema, dict):
+        whole = {"$defs": whole["$defs"], **schema}
+    narrow = narrowed(json.dumps(whole))
+    given, strict = (jsonschema.Draft202012Validator(each) for each in (whole, narrow))
+    for value in values:
+        assert given.is_valid(value) or not strict.is_valid(value)
+
+
+def test_objects_are_closed_and_whole_wherever_they_are():
+    class Leaf(pydantic.BaseModel):
+        size: int = 0
+
+    class Tree(pydantic.BaseModel):
+        name: str
+        leaves: list[Leaf] = []
+        left: "Tree | None" = None
+
+    narrow = narrowed(json.dumps(Tree.model_json_schema()))
+    for name, names in (("Leaf", ["size"]), ("Tree", ["name", "leaves", "left"])):
+        assert narrow["$defs"][name]["required"] == names
+        assert narrow["$defs"][name]["additionalProperties"] is False
+    linked = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+    assert narrowed(json.dumps(linked)) == linked  # required, it would have no end
 
 
 # ---- the same structure as on the mock ----
