@@ -77,6 +77,7 @@ class Choice:
 
     Attributes:
         finish: Why it ended, once it has.
+        told: Whether the API has said that it ended.
         pieces: How many pieces with text came: about as many tokens.
     """
 
@@ -88,6 +89,7 @@ class Choice:
         self._text = ""
         self._end = ""  # what a stopper held back and the last chunk gives
         self.finish: Finish | None = None
+        self.told = False
         self.pieces = 0
 
     @property
@@ -97,6 +99,7 @@ class Choice:
 
     def take(self, piece: Piece) -> Chunk | None:
         """The chunk that a piece makes, if it holds anything to be told now."""
+        self.told |= piece.finish is not None
         if self.stopped:
             return None
         self.pieces += bool(piece.text)

@@ -225,7 +225,8 @@ class ApiModel:
                 chunk = choices[piece.index].take(piece)
                 if chunk is not None:
                     yield chunk
-                if local and all(choice.stopped for choice in choices):
+                told = all(choice.told for choice in choices)  # then what it took comes yet
+                if not told and all(choice.stopped for choice in choices):
                     break  # nothing more is wanted; to leave the block closes the request
         for choice in choices:
             if choice.finish is None:

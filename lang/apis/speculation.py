@@ -83,7 +83,7 @@ class Written:
         ends = stopper(params)
         rest = self.text[len(began) :]
         text = ends.feed(rest) + ends.rest()
-        if ends.matched is None and not (self.ended and rest):
+        if ends.matched is None and not self.ended:
             return None
         if not self._fits(ends.raw, params.max_new_tokens):
             return None
@@ -181,10 +181,9 @@ class Speculative:
         written, spent = await self._write(request, prompt)
         found = written.answer(request, prompt)
         limit = request.params.max_new_tokens
-        if found is None and (not written.text or limit is None or limit >= self._tokens):
+        if found is None and (limit is None or limit >= self._tokens):
             # there is no stop in it, and the call had no more tokens than the gen may have
-            cut = not written.ended
-            yield whole(request, prompt, written.text, spent, cut=cut, speculation=how)
+            yield whole(request, prompt, written.text, spent, cut=True, speculation=how)
         elif found is None:
             async with aclosing(self._plainly(request, "miss", spent)) as chunks:
                 async for chunk in chunks:

@@ -35,17 +35,18 @@ def _narrow(schema: Any) -> Any:
     if "items" in schema:
         result["items"] = _narrow(schema["items"])
     properties = schema.get("properties")
-    if isinstance(properties, dict) and not any("$ref" in p for p in _optional(schema)):
+    if isinstance(properties, dict) and not _must_be_optional(schema):
         result["required"] = list(dict.fromkeys([*schema.get("required", []), *properties]))
         if schema.get("additionalProperties", True) is True and "patternProperties" not in schema:
             result["additionalProperties"] = False
     return result
 
 
-def _optional(schema: dict[str, Any]) -> list[Any]:
-    """The properties that may be left out. One that is a reference may be so to end a recursion."""
+def _must_be_optional(schema: dict[str, Any]) -> bool:
+    """Whether a property may be left out and has to: it allows nothing, or may end a recursion."""
     required = schema.get("required", [])
-    return [part for name, part in schema["properties"].items() if name not in required]
+    optional = [part for name, part in schema["properties"].items() if name not in required]
+    return any(part is False or (isinstance(part, dict) and "$ref" in part) for part in optional)
 
 
 def _keys(schema: Any) -> set[str]:

@@ -179,13 +179,15 @@ def test_stops_that_the_api_lacks_are_found_here(api, given, text, matched):
     server, backend = api("abzcy!", piece=1)
     s = ask.run(backend=backend, **given)
     assert s["x"] == text
-    assert s.get_meta_info("x")["finish_reason"]["matched"] == matched
+    meta = s.get_meta_info("x")
+    assert meta["finish_reason"]["matched"] == matched
+    assert meta.get("usage_known", True) is (matched is None)
     assert "stop" not in server.seen[0].body
 
 
 def test_a_stop_found_here_closes_the_request_and_its_usage_is_said_to_be_unknown(api):
-    server, backend = api("ab;" + "c" * 5000, delay=0.005)
-    s = ask.run(stop_regex=";", max_tokens=6000, backend=backend)
+    server, backend = api("ab;" + "c" * 200000, delay=0.005)
+    s = ask.run(stop_regex=";", max_tokens=300000, backend=backend)
     assert s["x"] == "ab"
     assert s.get_meta_info("x")["usage_known"] is False
     assert server.seen[0].broken.wait(20)

@@ -143,7 +143,15 @@ values = st.recursive(
     max_leaves=5,
 )
 simple = st.sampled_from(
-    [{"type": "integer"}, {"type": "string"}, {"type": "null"}, {}, True, {"$ref": "#/$defs/d"}]
+    [
+        {"type": "integer"},
+        {"type": "string"},
+        {"type": "null"},
+        {},
+        True,
+        False,
+        {"$ref": "#/$defs/d"},
+    ]
 )
 
 
