@@ -38,6 +38,8 @@ lint: $(STAMP)
 bench: model
 	$(BIN)/python benchmarks/radix.py
 	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/linear.py
+	$(BIN)/python benchmarks/perplexity.py
 	$(BIN)/python benchmarks/lang.py
 	$(BIN)/python benchmarks/engine.py
 	GOMP_SPINCOUNT=0 $(BIN)/python benchmarks/host.py

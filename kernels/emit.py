@@ -18,10 +18,10 @@ LANES = 16
 LOG2_E = 1.4426950408889634
 
 _FLOAT = ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, LANES)
+FLOATS = ir.VectorType(_FLOAT, LANES)
 INT32 = ir.IntType(32)
-_INTEGERS = ir.VectorType(INT32, LANES)
-ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
+INTEGERS = ir.VectorType(INT32, LANES)
+ZERO = ir.Constant(FLOATS, [0.0] * LANES)
 
 # 2 ** x for x from -0.5 to 0.5, the highest power first; as in the Cephes library's exp2f.
 _EXP2 = (
@@ -55,7 +55,7 @@ class Emit:
         self._types = signature.args
         self._args = args
         self._fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fma.v{LANES}f32"
+            builder.module, ir.FunctionType(FLOATS, [FLOATS] * 3), f"llvm.fma.v{LANES}f32"
         )
 
     def data(self, index: int) -> Any:
@@ -72,18 +72,18 @@ class Emit:
 
     def load(self, pointer: Any) -> Any:
         """The vector that starts at the float `pointer`."""
-        pointer = self.builder.bitcast(pointer, _VECTOR.as_pointer())
+        pointer = self.builder.bitcast(pointer, FLOATS.as_pointer())
         return self.builder.load(pointer, align=4)
 
     def store(self, vector: Any, pointer: Any) -> None:
         """Write the vector that starts at the float `pointer`."""
-        pointer = self.builder.bitcast(pointer, _VECTOR.as_pointer())
+        pointer = self.builder.bitcast(pointer, FLOATS.as_pointer())
         self.builder.store(vector, pointer, align=4)
 
     def splat(self, number: Any) -> Any:
         """A vector of the same number."""
         first = self.builder.insert_element(
-            ir.Constant(_VECTOR, ir.Undefined), number, ir.Constant(INT32, 0)
+            ir.Constant(FLOATS, ir.Undefined), number, ir.Constant(INT32, 0)
         )
         return self.shuffle(first, first, [0] * LANES)
 
@@ -95,11 +95,11 @@ class Emit:
     def constant(self, number: float) -> Any:
         """A vector of a number known now, rounded to float32."""
         (rounded,) = struct.unpack("f", struct.pack("f", number))
-        return ir.Constant(_VECTOR, [rounded] * LANES)
+        return ir.Constant(FLOATS, [rounded] * LANES)
 
     def integer(self, number: int) -> Any:
         """A vector of a whole number known now."""
-        return ir.Constant(_INTEGERS, [number] * LANES)
+        return ir.Constant(INTEGERS, [number] * LANES)
 
     def most(self, a: Any, b: Any) -> Any:
         """The greater of a and b, lane by lane; b where a is NaN."""
@@ -114,8 +114,8 @@ class Emit:
         power = self.constant(_EXP2[0])
         for factor in _EXP2[1:]:
             power = self.fma(power, rest, self.constant(factor))
-        biased = builder.add(builder.bitcast(shifted, _INTEGERS), self.integer(127))
-        scale = builder.bitcast(builder.shl(biased, self.integer(23)), _VECTOR)
+        biased = builder.add(builder.bitcast(shifted, INTEGERS), self.integer(127))
+        scale = builder.bitcast(builder.shl(biased, self.integer(23)), FLOATS)
         tiny = builder.fcmp_ordered("<", exponent, self.constant(-126.0))
         return builder.select(tiny, ZERO, builder.fmul(power, scale))
 
@@ -127,23 +127,36 @@ class Emit:
         for factor in _TANH[1:]:
             power = self.fma(power, square, self.constant(factor))
         near = self.fma(builder.fmul(power, square), x, x)
-        bits = builder.bitcast(x, _INTEGERS)
+        bits = builder.bitcast(x, INTEGERS)
         sign = builder.and_(bits, self.integer(-(1 << 31)))
-        size = builder.bitcast(builder.and_(bits, self.integer((1 << 31) - 1)), _VECTOR)
+        size = builder.bitcast(builder.and_(bits, self.integer((1 << 31) - 1)), FLOATS)
         # 1 - 2 / (1 + e ** 2x), without large numbers.
         small = self.exp2(builder.fmul(size, self.constant(-2 * LOG2_E)))
         one = self.constant(1.0)
         far = builder.fdiv(builder.fsub(one, small), builder.fadd(one, small))
-        far = builder.bitcast(builder.or_(builder.bitcast(far, _INTEGERS), sign), _VECTOR)
+        far = builder.bitcast(builder.or_(builder.bitcast(far, INTEGERS), sign), FLOATS)
         return builder.select(builder.fcmp_ordered("<", size, self.constant(0.625)), near, far)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """A * b + c."""
         return self.builder.call(self._fma, [a, b, c])
 
+    def half(self, bits: Any) -> Any:
+        """The numbers of a vector of finite float16, which are given as whole numbers of 16 bits.
+
+        Not by LLVM's own conversion, which calls a library on a CPU that has none.
+        """
+        builder = self.builder
+        wide = builder.zext(bits, INTEGERS)
+        sign = builder.shl(builder.and_(wide, self.integer(0x8000)), self.integer(16))
+        size = builder.shl(builder.and_(wide, self.integer(0x7FFF)), self.integer(13))
+        # The exponent's bias is 15 there and 127 here; the factor makes subnormals right too.
+        size = builder.fmul(builder.bitcast(size, FLOATS), self.constant(2.0**112))
+        return builder.bitcast(builder.or_(builder.bitcast(size, INTEGERS), sign), FLOATS)
+
     def registers(self, values: list[Any]) -> list[Any]:
         """Variables that LLVM keeps in registers."""
-        variables = [cgutils.alloca_once(self.builder, _VECTOR) for _ in values]
+        variables = [cgutils.alloca_once(self.builder, FLOATS) for _ in values]
         for variable, value in zip(variables, values, strict=True):
             self.builder.store(value, variable)
         return variables

@@ -20,6 +20,10 @@ def _help(text: str) -> Meta:
     return Meta(description=text)
 
 
+Quantize = Literal["auto", "none", "int8", "int4"]
+"""How weights are held; `runtime.models.layers` says what each means."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one engine: a model, its cache and its scheduler."""
 
@@ -35,6 +39,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8_e4m3", "fp8_e5m2"],
         _help("number format of the KV cache: that of the activations, or float8 on a GPU"),
+    ] = "auto"
+    quantize: Annotated[
+        Quantize,
+        _help("number format of weights: as the file has them, float32, int8 or int4 by groups"),
     ] = "auto"
     page_size: Annotated[int, _help("tokens per page of the KV cache")] = 16
     kv_memory: Annotated[

@@ -22,7 +22,7 @@ class Limits(msgspec.Struct, frozen=True):
     """What the core can serve; the front validates against it.
 
     `context_length` and `pool_tokens` bound prompt and output together, in tokens; the reasons
-    say why this device and these kernels.
+    say why this device and these kernels; `weights` says what the matrices are held in.
     """
 
     model_path: str
@@ -38,6 +38,7 @@ class Limits(msgspec.Struct, frozen=True):
     device_why: str = ""
     attention_why: str = ""
     max_batched_tokens: int = 256
+    weights: str = ""
 
 
 # ---- front to core ----

@@ -94,6 +94,7 @@ class Core:
             device=str(placement.device),
             device_why=placement.why,
             attention_why=self.runner.attention_why,
+            weights=self.runner.weights_name,
             max_batched_tokens=placement.max_batched_tokens,
         )
         self._grammars = GrammarCompiler(folder, self.runner.vocab_size, eos)

@@ -28,6 +28,7 @@ from boughs.runtime.core.inputs import StepInputs
 from boughs.runtime.core.memory import num_pages
 from boughs.runtime.core.placement import Placement, place, refuse
 from boughs.runtime.core.step import Step
+from boughs.runtime.models.layers import make_maker
 from boughs.runtime.models.load import load_config, load_model
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Runner(Protocol):
     eos_token_ids: tuple[int, ...]
     attention_name: str
     attention_why: str
+    weights_name: str
     filters: Filters
     placement: Placement
 
@@ -87,9 +89,9 @@ class ModelRunner:
             assert where.gpu is not None, "flashinfer is chosen on a GPU alone"
             small = FlashInferOps(where.gpu.flashinfer)
             self.filters = FlashInferFilters(where.gpu.flashinfer)
-        self.model = load_model(
-            folder, where.dtype, config.context_length, device=where.device, ops=small
-        )
+        maker = make_maker(config.quantize, where.dtype, where.device, threads)
+        self.model = load_model(folder, config.context_length, maker=maker, ops=small)
+        self.weights_name = maker.describe()
         self.vocab_size = shape.vocab_size
         self.eos_token_ids = tuple(shape.eos_token_ids)
         self.context_length = shape.context_length

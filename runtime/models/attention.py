@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import rms_norm
 
 from boughs.kernels.backend import AttentionBackend
 from boughs.kernels.kv_cache import KVCache
 from boughs.kernels.ops import Angles, Ops
 
 from .config import ModelConfig
+from .layers import Layer
 from .tensors import TensorFiles
 
 
@@ -47,10 +48,8 @@ class Attention:
     Attributes:
         layer: Which layer it is.
         heads: H, K and D.
-        qkv: [(H + 2 K) D, hidden]: what reads the same input is one matrix.
-        qkv_bias: [(H + 2 K) D].
-        output: [hidden, H D].
-        output_bias: [hidden].
+        qkv: From hidden to (H + 2 K) D: what reads the same input is one layer.
+        output: From H D to hidden.
         head_norm: [H + K, D]: the weight of an RMS norm of every query and key.
         eps: Of that norm.
         ops: What turns queries and keys.
@@ -58,10 +57,8 @@ class Attention:
 
     layer: int
     heads: tuple[int, int, int]
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
+    qkv: Layer
+    output: Layer
     head_norm: Tensor | None
     eps: float
     ops: Ops
@@ -69,13 +66,13 @@ class Attention:
     def __call__(self, x: Tensor, angles: Angles, pages: Pages) -> Tensor:
         """[T, hidden] of [T, hidden]."""
         heads, kv_heads, dim = self.heads
-        both = linear(x, self.qkv, self.qkv_bias).view(len(x), heads + 2 * kv_heads, dim)
+        both = self.qkv(x).view(len(x), heads + 2 * kv_heads, dim)
         turned, v = both[:, : heads + kv_heads], both[:, heads + kv_heads :]
         if self.head_norm is not None:
             turned = rms_norm(turned, (dim,), None, self.eps) * self.head_norm
         turned = self.ops.rotate(turned, heads, angles)
         mixed = pages.attend(self.layer, turned[:, :heads], turned[:, heads:], v)
-        return linear(mixed, self.output, self.output_bias)
+        return self.output(mixed)
 
 
 def take_attention(
@@ -108,21 +105,21 @@ def take_attention(
     hidden, dim = config.hidden_size, config.head_dim
     counts = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
     parts = {"qkv": sum(counts.values())} if fused else counts
-    rows = {f"{prefix}.{part}_proj": count * dim for part, count in parts.items()}
-    qkv = [files.take(f"{name}.weight", n, hidden) for name, n in rows.items()]
-    bias = norm = None
-    if qkv_bias:
-        bias = torch.cat([files.take(f"{name}.bias", n) for name, n in rows.items()])
+    norm = None
     if head_norm:
         norms = [(files.take(f"{prefix}.{kind}_norm.weight", dim), counts[kind]) for kind in "qk"]
         norm = torch.cat([weight.expand(count, dim) for weight, count in norms]) + norm_offset
     return Attention(
         layer=layer,
         heads=(config.num_heads, config.num_kv_heads, dim),
-        qkv=qkv[0] if fused else torch.cat(qkv),  # what is whole stays a view of the file
-        qkv_bias=bias,
-        output=files.take(f"{prefix}.o_proj.weight", hidden, config.num_heads * dim),
-        output_bias=files.take(f"{prefix}.o_proj.bias", hidden) if output_bias else None,
+        qkv=files.linear(
+            {f"{prefix}.{part}_proj": count * dim for part, count in parts.items()},
+            hidden,
+            biased=qkv_bias,
+        ),
+        output=files.linear(
+            {f"{prefix}.o_proj": hidden}, config.num_heads * dim, biased=output_bias
+        ),
         head_norm=norm,
         eps=eps,
         ops=files.ops,

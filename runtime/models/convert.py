@@ -1,4 +1,4 @@
-"""A GGUF file as the folder that transformers and `load_model` read.
+"""A GGUF file as the folder that transformers reads.
 
 `write_description` writes the small files, `write_weights` the float32 safetensors, one tensor in
 memory at a time. This module knows nothing of where folders are kept.
@@ -33,7 +33,7 @@ def write_description(file: GgufFile, folder: Path) -> None:
 
 def weights_size(file: GgufFile) -> int:
     """The bytes that the float32 weights take."""
-    return sum(4 * math.prod(shape) for _, shape, _ in tensors(file))
+    return sum(4 * math.prod(entry.shape) for entry in tensors(file))
 
 
 def write_weights(file: GgufFile, folder: Path, progress: Report) -> None:
@@ -46,16 +46,16 @@ def write_weights(file: GgufFile, folder: Path, progress: Report) -> None:
     entries = list(tensors(file))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape, _ in entries:
-        start, end = end, end + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    for entry in entries:
+        start, end = end, end + 4 * math.prod(entry.shape)
+        header[entry.name] = {"dtype": "F32", "shape": entry.shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with (folder / WEIGHTS).open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for name, _, load in entries:
-            out.write(np.ascontiguousarray(load()).data)
-            progress("converting to float32", header[name]["data_offsets"][1] / end)
+        for entry in entries:
+            out.write(np.ascontiguousarray(entry.load()).data)
+            progress("converting to float32", header[entry.name]["data_offsets"][1] / end)
 
 
 def _write_configs(file: GgufFile, folder: Path) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
 
 from boughs.kernels.backend import AttentionBackend
 from boughs.kernels.kv_cache import KVCache
@@ -59,7 +58,7 @@ class Gemma:
         # A model that takes images too keeps its text part under a name.
         root = "language_model." if "language_model.model.norm.weight" in files else ""
         self._ropes = _ropes(config, files.device)
-        self._embedding = files.take(f"{root}model.embed_tokens.weight", vocab, hidden)
+        self._embedding = files.table(f"{root}model.embed_tokens", vocab, hidden)
         self._layers = [
             _take_layer(config, files, f"{root}model.layers.{index}", index)
             for index in range(config.num_layers)
@@ -68,7 +67,7 @@ class Gemma:
         self._head = (
             self._embedding
             if config.tie_word_embeddings
-            else files.take(f"{root}lm_head.weight", vocab, hidden)
+            else files.table(f"{root}lm_head", vocab, hidden)
         )
         self._logit_cap = details.final_logit_softcapping
         files.ignore(r"(.*\.)?lm_head\.weight")  # of a tied model
@@ -86,7 +85,7 @@ class Gemma:
         attention: AttentionBackend,
     ) -> Tensor:
         """Compute T tokens; see `Model.forward`."""
-        x = embedding(input_ids, self._embedding)  # [T, hidden]
+        x = self._embedding.rows(input_ids)  # [T, hidden]
         # The factor is rounded to the dtype of the weights, as in training.
         x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype)
         angles = {
@@ -102,7 +101,7 @@ class Gemma:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [R, vocab] of hidden states [R, hidden]."""
-        logits = linear(hidden, self._head).float()
+        logits = self._head(hidden).float()
         if self._logit_cap is not None:
             logits = self._logit_cap * torch.tanh(logits / self._logit_cap)
         return logits
@@ -131,7 +130,7 @@ def _take_norm(config: ModelConfig, files: TensorFiles, name: str) -> RmsNorm:
 def _take_layer(config: ModelConfig, files: TensorFiles, prefix: str, index: int) -> _Layer:
     details, hidden = config.details, config.hidden_size
     inner, biased = int(details.intermediate_size), bool(details.attention_bias)
-    gate_up = [files.take(f"{prefix}.mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up")]
+    both = {f"{prefix}.mlp.{name}_proj": inner for name in ("gate", "up")}
     return _Layer(
         rope=details.layer_types[index],
         before_attention=_take_norm(config, files, f"{prefix}.input_layernorm"),
@@ -150,8 +149,8 @@ def _take_layer(config: ModelConfig, files: TensorFiles, prefix: str, index: int
         before_mlp=_take_norm(config, files, f"{prefix}.pre_feedforward_layernorm"),
         mlp=GatedMlp(
             act=gated(details.hidden_activation, files.ops),
-            gate_up=torch.cat(gate_up),
-            down=files.take(f"{prefix}.mlp.down_proj.weight", hidden, inner),
+            gate_up=files.linear(both, hidden),
+            down=files.linear({f"{prefix}.mlp.down_proj": hidden}, inner),
         ),
         after_mlp=_take_norm(config, files, f"{prefix}.post_feedforward_layernorm"),
     )

@@ -8,21 +8,68 @@ it put into one tensor. This module knows no settings and never computes with a 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from boughs.kernels.weight import Weight
 from boughs.lang.errors import Unsupported
 
 from .gguf import GgufFile
+from .gguf_blocks import read_blocks
 from .gguf_rope import ROPE_TENSORS
 
 Array = NDArray[np.float32]
-Entry = tuple[str, tuple[int, ...], Callable[[], Array]]
-"""Name, shape, and what reads the tensor."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor under transformers' name.
+
+    Attributes:
+        file: Holds it.
+        here: Its name in the file.
+        name: Its name in transformers.
+        shape: Its shape in transformers.
+        part: Where it lies in the outermost dimension of what the file holds, if it is a part.
+        heads: Of queries or keys whose rows the converter sorted.
+        turned: Whether the file has it as [out, in] where transformers has [in, out].
+        added: Was added to its numbers.
+    """
+
+    file: GgufFile
+    here: str
+    name: str
+    shape: tuple[int, ...]
+    part: int | None = None
+    heads: int | None = None
+    turned: bool = False
+    added: int = 0
+
+    @property
+    def format(self) -> str:
+        """The number format in the file, such as `Q4_1`."""
+        return self.file.format(self.here)
+
+    def load(self) -> Array:
+        """The tensor in float32."""
+        array = self.file.load(self.here, self.part)
+        if self.heads is not None:
+            array = array[sorted_rows(len(array), self.heads)]
+        if self.added:
+            array = array - np.float32(self.added)
+        return array.T if self.turned else array
+
+    def weight(self) -> Weight:
+        """The matrix [out, in], in the file's own format if we have that, in float32 else."""
+        found = read_blocks(self.format, self.file.raw(self.here, self.part))
+        if found is None:
+            found = Weight("float32", self.file.load(self.here, self.part))
+        if self.heads is not None:
+            found = found.rows(sorted_rows(found.shape[0], self.heads))
+        return found
 
 
 @dataclass(frozen=True)
@@ -121,9 +168,7 @@ LAYOUTS = {
 
 
 def tensors(file: GgufFile) -> Iterator[Entry]:
-    """Name, shape and loader of every tensor, under transformers' names.
-
-    Calling a loader gives the float32 array; nothing is dequantized before.
+    """Every tensor, under transformers' names. None is read yet.
 
     Raises:
         Unsupported: An architecture or a tensor that we do not know.
@@ -147,18 +192,26 @@ def check_architecture(file: GgufFile) -> None:
 
 def _entries(file: GgufFile, layout: Layout, name: str) -> Iterator[Entry]:
     """The tensor that one of the file's is, or the several that it holds."""
-    there = _hf_name(file, layout, name)
-    shape, undo = file.shape(name), _undo(file, name)
+    there, shape = _hf_name(file, layout, name), file.shape(name)
     if "{expert}" in there:
         for expert in range(shape[0]):
-            yield (
-                there.format(expert=expert),
-                shape[1:],
-                lambda expert=expert: file.load(name, expert),  # type: ignore[misc]
-            )
+            yield Entry(file, name, there.format(expert=expert), shape[1:], part=expert)
+    elif file.architecture == "llama" and re.search(r"\.attn_[qk]\.", name):
+        heads = file.need("attention.head_count")
+        if ".attn_k." in name:
+            heads = file.setting("attention.head_count_kv", heads)
+        yield Entry(file, name, there, shape, heads=int(heads))
+    elif file.architecture in {"gemma2", "gemma3"} and name.endswith("norm.weight"):
+        yield Entry(file, name, there, shape, added=1)
+    elif _is_turned(file, name):
+        yield Entry(file, name, there, shape[::-1], turned=True)
     else:
-        turned = undo is np.transpose
-        yield there, shape[::-1] if turned else shape, lambda: undo(file.load(name))
+        yield Entry(file, name, there, shape)
+
+
+def _is_turned(file: GgufFile, name: str) -> bool:
+    found = re.search(r"blk\..*\.(attn|ffn)_(?!norm)\w+\.weight", name)
+    return file.architecture == "gpt2" and found is not None
 
 
 def _hf_name(file: GgufFile, layout: Layout, name: str) -> str:
@@ -174,25 +227,10 @@ def _hf_name(file: GgufFile, layout: Layout, name: str) -> str:
     )
 
 
-def _undo(file: GgufFile, name: str) -> Callable[[Array], Any]:
-    """What undoes the converter's change of a tensor."""
-    if file.architecture == "llama" and re.search(r"\.attn_[qk]\.", name):
-        heads = file.need("attention.head_count")
-        if ".attn_k." in name:
-            heads = file.setting("attention.head_count_kv", heads)
-        return lambda array: _unpermute(array, int(heads))
-    if file.architecture in {"gemma2", "gemma3"} and name.endswith("norm.weight"):
-        return lambda array: array - np.float32(1)
-    if file.architecture == "gpt2" and re.search(r"blk\..*\.(attn|ffn)_(?!norm)\w+\.weight", name):
-        return np.transpose
-    return lambda array: array
-
-
-def _unpermute(array: Array, heads: int) -> Array:
-    """Rows of a q or k matrix (or bias) from llama.cpp's order back to transformers'.
+def sorted_rows(rows: int, heads: int) -> NDArray[np.int64]:
+    """Which of llama.cpp's rows of a q or k matrix (or bias) each of transformers' is.
 
     llama.cpp rotates neighbouring rows (0, 1), (2, 3), …; transformers rotates row i of a head
     with row i + head_dim / 2.
     """
-    half = array.shape[0] // heads // 2
-    return array.reshape(heads, half, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

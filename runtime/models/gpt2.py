@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, layer_norm, linear
+from torch.nn.functional import embedding, layer_norm
 
 from boughs.kernels.backend import AttentionBackend
 from boughs.kernels.kv_cache import KVCache
@@ -19,17 +19,9 @@ from boughs.lang.errors import Unsupported
 
 from .attention import Pages
 from .config import ModelConfig
+from .layers import Layer
 from .mlp import activation
 from .tensors import TensorFiles
-
-
-@dataclass(frozen=True)
-class _Linear:
-    weight: Tensor  # [out, in]
-    bias: Tensor  # [out]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
@@ -45,11 +37,12 @@ class _Norm:
 @dataclass(frozen=True)
 class _Layer:
     attention_norm: _Norm
-    qkv: _Linear
-    output: _Linear
+    query_scale: float
+    qkv: Layer
+    output: Layer
     mlp_norm: _Norm
-    up: _Linear
-    down: _Linear
+    up: Layer
+    down: Layer
 
 
 class GPT2:
@@ -71,7 +64,7 @@ class GPT2:
         # The oldest files were saved without the head, and so without its name for the rest.
         root = "transformer." if "transformer.wte.weight" in files else ""
         self._act: Activation = activation(details.activation_function)
-        self._embedding = files.take(f"{root}wte.weight", config.vocab_size, hidden)
+        self._embedding = files.table(f"{root}wte", config.vocab_size, hidden)
         self._positions = files.take(f"{root}wpe.weight", config.max_position, hidden)
         self._layers = [
             _take_layer(config, files, f"{root}h.{index}", index)
@@ -81,7 +74,7 @@ class GPT2:
         self._head = (
             self._embedding
             if config.tie_word_embeddings
-            else files.take("lm_head.weight", config.vocab_size, hidden)
+            else files.table("lm_head", config.vocab_size, hidden)
         )
         files.ignore(r"lm_head\.weight")  # of a tied model
         files.ignore(r".*\.attn\.(masked_)?bias")  # old tables of what a token sees
@@ -98,18 +91,18 @@ class GPT2:
         attention: AttentionBackend,
     ) -> Tensor:
         """Compute T tokens; see `Model.forward`."""
-        x = embedding(input_ids, self._embedding) + embedding(positions, self._positions)
+        x = self._embedding.rows(input_ids) + embedding(positions, self._positions)
         pages, shape = Pages(kv, slots, attention), (len(x), 3, -1, self.config.head_dim)
         for index, layer in enumerate(self._layers):
             q, k, v = layer.qkv(layer.attention_norm(x)).view(shape).unbind(1)  # [T, H, D]
-            x = x + layer.output(pages.attend(index, q, k, v))
+            x = x + layer.output(pages.attend(index, q * layer.query_scale, k, v))
             x = x + layer.down(self._act(layer.up(layer.mlp_norm(x))))
         return self._norm(x)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [R, vocab] of hidden states [R, hidden]."""
-        return linear(hidden, self._head).float()
+        return self._head(hidden).float()
 
 
 def _take_norm(config: ModelConfig, files: TensorFiles, name: str) -> _Norm:
@@ -117,24 +110,19 @@ def _take_norm(config: ModelConfig, files: TensorFiles, name: str) -> _Norm:
     return _Norm(weight, bias, config.details.layer_norm_epsilon)
 
 
-def _take_linear(files: TensorFiles, name: str, outputs: int, inputs: int) -> _Linear:
+def _take_linear(files: TensorFiles, name: str, outputs: int, inputs: int) -> Layer:
     """The files hold these matrices as [in, out]."""
-    weight = files.take(f"{name}.weight", inputs, outputs)
-    return _Linear(weight.t(), files.take(f"{name}.bias", outputs))
+    return files.linear({name: outputs}, inputs, biased=True, turned=True)
 
 
 def _take_layer(config: ModelConfig, files: TensorFiles, prefix: str, index: int) -> _Layer:
     hidden = config.hidden_size
     inner = int(config.details.n_inner or 4 * hidden)
-    qkv = _take_linear(files, f"{prefix}.attn.c_attn", 3 * hidden, hidden)
-    if config.details.scale_attn_by_inverse_layer_idx:
-        # The backend has one scale for all layers, so the queries take the layer's own.
-        scale = torch.ones_like(qkv.bias)
-        scale[:hidden] /= index + 1
-        qkv = _Linear(qkv.weight * scale[:, None], qkv.bias * scale)
     return _Layer(
         attention_norm=_take_norm(config, files, f"{prefix}.ln_1"),
-        qkv=qkv,
+        # The backend has one scale for all layers, so the queries take the layer's own.
+        query_scale=1 / (index + 1) if config.details.scale_attn_by_inverse_layer_idx else 1.0,
+        qkv=_take_linear(files, f"{prefix}.attn.c_attn", 3 * hidden, hidden),
         output=_take_linear(files, f"{prefix}.attn.c_proj", hidden, hidden),
         mlp_norm=_take_norm(config, files, f"{prefix}.ln_2"),
         up=_take_linear(files, f"{prefix}.mlp.c_fc", inner, hidden),

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
 
 from boughs.kernels.backend import AttentionBackend
 from boughs.kernels.kv_cache import KVCache
@@ -78,13 +77,11 @@ class Llama:
         self._rope = make_rope(
             details.rope_parameters, config.head_dim, config.max_position, config.context_length
         ).to(files.device)
-        self._embedding = files.take("model.embed_tokens.weight", vocab, hidden)
+        self._embedding = files.table("model.embed_tokens", vocab, hidden)
         self._layers = [_take_layer(config, files, index) for index in range(config.num_layers)]
         self._norm = _take_norm(config, files, "model.norm")
         self._head = (
-            self._embedding
-            if config.tie_word_embeddings
-            else files.take("lm_head.weight", vocab, hidden)
+            self._embedding if config.tie_word_embeddings else files.table("lm_head", vocab, hidden)
         )
         files.ignore(r"lm_head\.weight")  # of a tied model
         files.ignore(r".*\.rotary_emb\.inv_freq")  # old tables
@@ -100,7 +97,7 @@ class Llama:
         attention: AttentionBackend,
     ) -> Tensor:
         """Compute T tokens; see `Model.forward`."""
-        x = embedding(input_ids, self._embedding)  # [T, hidden]
+        x = self._embedding.rows(input_ids)  # [T, hidden]
         angles = self._rope.angles(positions, x.dtype, self._ops)
         pages = Pages(kv, slots, attention)
         for layer in self._layers:
@@ -111,7 +108,7 @@ class Llama:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [R, vocab] of hidden states [R, hidden]."""
-        return linear(hidden, self._head).float()
+        return self._head(hidden).float()
 
 
 def _take_norm(config: ModelConfig, files: TensorFiles, name: str) -> RmsNorm:
@@ -157,12 +154,8 @@ def _take_mlp(config: ModelConfig, files: TensorFiles, prefix: str, *, fused: bo
     names = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
     rows = 2 * inner // len(names)
     biased = bool(getattr(config.details, "mlp_bias", False))
-    gate_up = [files.take(f"{prefix}.{name}.weight", rows, hidden) for name in names]
-    bias = [files.take(f"{prefix}.{name}.bias", rows) for name in names if biased]
     return GatedMlp(
         act=gated(config.details.hidden_act, files.ops),
-        gate_up=gate_up[0] if fused else torch.cat(gate_up),
-        down=files.take(f"{prefix}.down_proj.weight", hidden, inner),
-        gate_up_bias=torch.cat(bias) if biased else None,
-        down_bias=files.take(f"{prefix}.down_proj.bias", hidden) if biased else None,
+        gate_up=files.linear({f"{prefix}.{name}": rows for name in names}, hidden, biased=biased),
+        down=files.linear({f"{prefix}.down_proj": hidden}, inner, biased=biased),
     )

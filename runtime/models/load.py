@@ -8,18 +8,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
-from boughs.kernels.kv_cache import CPU
 from boughs.kernels.ops import TORCH, Ops
+from boughs.lang.errors import NotFound
 
 from .config import ModelConfig
 from .gemma import Gemma
+from .gguf import GgufFile
+from .gguf_source import GgufSource
 from .gpt2 import GPT2
+from .layers import LayerMaker, PackedMaker
 from .llama import FAMILY, Llama
 from .model import Model
-from .store import weights
-from .tensors import TensorFiles
+from .shards import Shards
+from .store import one_gguf
+from .tensors import Source, TensorFiles
 
 
 class _Make(Protocol):
@@ -43,30 +45,38 @@ def load_config(folder: Path, context_length: int | None = None) -> ModelConfig:
 
 def load_model(
     folder: Path,
-    dtype: torch.dtype = torch.float32,
     context_length: int | None = None,
     *,
-    device: torch.device = CPU,
+    maker: LayerMaker | None = None,
     ops: Ops = TORCH,
 ) -> Model:
     """The model in `folder`, which `store.resolve` gave.
 
     Args:
         folder: Holds its config, and its weights as safetensors or GGUF.
-        dtype: Of weights and activations.
         context_length: The longest request that it will meet, in tokens; default the longest that
             it was made for. Angles that depend on the length are those of this one for good.
-        device: Where weights and activations are.
+        maker: Makes its linear layers; default on the CPU, as the files have them, for one thread.
         ops: What its layers compute with, beside matrices and attention.
 
     Raises:
         NotFound: There is no config, or there are no weights.
         Unsupported: An architecture or a feature that we do not have; names those we have.
-        InvalidRequest: The weights do not fit the config, or the context is too long.
+        InvalidRequest: The weights do not fit the config, the context is too long, or numbers
+            cannot be held as asked.
     """
     config = load_config(folder, context_length)
-    source, make = weights(folder), MODELS[config.architecture]
-    sketch = TensorFiles(source, dtype, torch.device("meta"), ops)
+    source, make = _source(folder), MODELS[config.architecture]
+    sketch = TensorFiles(source, None, ops)
     make(config, sketch)
     sketch.finish()
-    return make(config, TensorFiles(source, dtype, device, ops))
+    return make(config, TensorFiles(source, maker or PackedMaker("auto", 1), ops))
+
+
+def _source(folder: Path) -> Source:
+    if any(folder.glob("*.safetensors")):
+        return Shards(folder)
+    file = one_gguf(folder)
+    if file is None:
+        raise NotFound(f"{folder} holds neither safetensors nor a GGUF file")
+    return GgufSource(GgufFile(file))

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn.functional import linear
 
 from boughs.kernels.ops import ACTIVATIONS, Activation, Ops
 from boughs.lang.errors import Unsupported
+
+from .layers import Layer
 
 
 def activation(name: str) -> Activation:
@@ -44,20 +45,14 @@ class GatedMlp:
 
     Attributes:
         act: The gated activation, from [T, 2 intermediate] to [T, intermediate].
-        gate_up: [2 intermediate, hidden]: both matrices that read the input.
-        down: [hidden, intermediate].
-        gate_up_bias: [2 intermediate].
-        down_bias: [hidden].
+        gate_up: From hidden to 2 intermediate: both matrices that read the input.
+        down: From intermediate to hidden.
     """
 
     act: Activation
-    gate_up: Tensor
-    down: Tensor
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
+    gate_up: Layer
+    down: Layer
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] of [T, hidden]."""
-        return linear(
-            self.act(linear(x, self.gate_up, self.gate_up_bias)), self.down, self.down_bias
-        )
+        return self.down(self.act(self.gate_up(x)))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from boughs.lang.errors import InvalidRequest
 
 from .config import ModelConfig
+from .layers import Layer
 from .mlp import GatedMlp, gated
 from .tensors import TensorFiles
 
@@ -27,20 +27,20 @@ class SparseMlp:
     """The sum of the chosen experts' results, weighed by the router.
 
     Attributes:
-        router: [E, hidden].
+        router: From hidden to E.
         experts: E of them.
         chosen: Experts a token is given to.
         normalize: Whether the weights of those sum up to 1.
     """
 
-    router: Tensor
+    router: Layer
     experts: Sequence[GatedMlp]
     chosen: int
     normalize: bool
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] of [T, hidden]."""
-        probabilities = linear(x, self.router).float().softmax(dim=-1)  # [T, E]
+        probabilities = self.router(x).float().softmax(dim=-1)  # [T, E]
         weights, chosen = probabilities.topk(self.chosen, dim=-1)  # [T, chosen]
         if self.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -88,13 +88,11 @@ def take_sparse_mlp(
     made = []
     for index in range(experts):
         expert = f"{layer}.{names.block}.experts.{index}"
-        gate, up = (
-            files.take(f"{expert}.{name}.weight", inner, hidden) for name in (names.gate, names.up)
-        )
-        down = files.take(f"{expert}.{names.down}.weight", hidden, inner)
-        made.append(GatedMlp(act, torch.cat((gate, up)), down))
+        both = {f"{expert}.{name}": inner for name in (names.gate, names.up)}
+        down = files.linear({f"{expert}.{names.down}": hidden}, inner)
+        made.append(GatedMlp(act, files.linear(both, hidden), down))
     return SparseMlp(
-        router=files.take(f"{layer}.{names.block}.gate.weight", experts, hidden),
+        router=files.linear({f"{layer}.{names.block}.gate": experts}, hidden, exact=True),
         experts=made,
         chosen=chosen,
         normalize=bool(getattr(details, "norm_topk_prob", True)),

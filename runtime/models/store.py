@@ -5,7 +5,7 @@ downloaded or converted is kept under `$BOUGHS_HOME` and made once, whoever asks
 
     models/<alias>/        the GGUF as it was published, with config, tokenizer and chat template
     gguf/<name>-<hash>/    the same beside a link to a GGUF file of the user's
-    <folder>/float32/      safetensors, made from the GGUF when they are first asked for
+    <folder>/float32/      safetensors for transformers, made from the GGUF if they are asked for
 
 This module knows nothing of what a model computes.
 """
@@ -143,7 +143,8 @@ def pull(
 def weights(folder: Path, progress: Report = silent) -> Path:
     """The folder that holds the safetensors of the model in `folder`, with its config.
 
-    Where `folder` has a GGUF instead, they are made from it once, in float32.
+    Where `folder` has a GGUF instead, they are made from it once, in float32: for transformers, to
+    compare with. `load_model` reads the GGUF as it is.
 
     Raises:
         NotFound: There are neither safetensors nor a GGUF.
@@ -152,7 +153,7 @@ def weights(folder: Path, progress: Report = silent) -> Path:
         return folder
     target = folder / "float32"
     if not (target / WEIGHTS).is_file():
-        source = _one_gguf(folder)
+        source = one_gguf(folder)
         if source is None:
             raise NotFound(f"{folder} holds neither safetensors nor a GGUF file")
         file = GgufFile(source)
@@ -200,7 +201,7 @@ def _is_whole(folder: Path) -> bool:
 def _resolve_folder(folder: Path, base: Path, progress: Report) -> Path:
     if (folder / "config.json").is_file():
         return folder
-    source = _one_gguf(folder)
+    source = one_gguf(folder)
     if source is None:
         raise InvalidRequest(
             f"{folder} is no model: it has no config.json and no GGUF file", "model_path"
@@ -208,7 +209,7 @@ def _resolve_folder(folder: Path, base: Path, progress: Report) -> Path:
     return _resolve_gguf(source, base, progress)
 
 
-def _one_gguf(folder: Path) -> Path | None:
+def one_gguf(folder: Path) -> Path | None:
     """The GGUF file in `folder`; of one in parts, the first."""
     files = sorted(folder.glob("*.gguf"))
     heads = [file for file in files if not re.search(r"-(?!00001)\d{5}-of-\d{5}$", file.stem)]

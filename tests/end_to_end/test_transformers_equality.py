@@ -49,8 +49,9 @@ def cases(demo_model):
 
 @pytest.fixture(scope="module")
 def engine(demo_model):
-    """One engine of two processes for the module."""
+    """One engine of two processes for the module. It computes with the file's own 4-bit numbers."""
     with boughs.Engine(model_path=demo_model, max_batched_tokens=200) as engine:
+        assert engine.get_server_info()["weights"] == "210 Q4_1 as int4, 1 Q8_0 as int8"
         yield engine
 
 
@@ -96,6 +97,12 @@ def test_batched_cold_then_warm(engine, cases):
     for answer, (_, ids, _) in zip(warm, cases, strict=True):
         assert answer["meta_info"]["cached_tokens"] == len(ids) - 1
     assert sum(a["meta_info"]["cached_tokens"] for a in cold) > 0  # shared worked examples
+
+
+def test_float32_weights_are_the_same_function(demo_model, cases):
+    with boughs.Engine(model_path=demo_model, quantize="none", in_process=True) as engine:
+        assert engine.get_server_info()["weights"] == "210 Q4_1 as float32, 1 Q8_0 as float32"
+        run_all(engine, cases[::3])
 
 
 def test_texts_tokenize_as_transformers_does(engine, cases):

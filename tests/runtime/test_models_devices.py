@@ -15,9 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from boughs.kernels.kv_cache import KVCache
 from boughs.kernels.ops import TORCH
-from boughs.runtime.models import gemma, llama
+from boughs.runtime.models import gemma, layers, llama
+from boughs.runtime.models.layers import PlainMaker
 from boughs.runtime.models.load import load_model
 from boughs.runtime.models.rope import make_rope
+from boughs.runtime.models.shards import Shards
 from boughs.runtime.models.tensors import TensorFiles
 
 _path = Path(__file__).parents[1] / "fixtures" / "tiny_models.py"
@@ -34,22 +36,19 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _real_files(monkeypatch):
     """Files are read, and frequencies looked at, on the CPU."""
-    real_take = TensorFiles.take
 
-    def make(*args):
-        with unset_fake_temporarily():
-            return make_rope(*args)
+    def really(function):
+        def call(*args, **kwargs):
+            with unset_fake_temporarily():
+                return function(*args, **kwargs)
 
-    def take(self, *args):
-        device, self.device = self.device, CPU
-        with unset_fake_temporarily():
-            made = real_take(self, *args)
-        self.device = device
-        return made.to(device)
+        return call
 
     for module in (llama, gemma):
-        monkeypatch.setattr(module, "make_rope", make)
-    monkeypatch.setattr(TensorFiles, "take", take)
+        monkeypatch.setattr(module, "make_rope", really(make_rope))
+    for name in ("tensor", "weight"):
+        monkeypatch.setattr(Shards, name, really(getattr(Shards, name)))
+    monkeypatch.setattr(layers, "from_numpy", really(layers.from_numpy))
 
 
 class Index(TorchFunctionMode):
@@ -88,7 +87,7 @@ class Attention:
 def forward(folder, dtype, kv_dtype=None):
     """The hidden states and logits of a forward pass on a GPU that is none."""
     with FakeTensorMode(allow_non_fake_inputs=True), Index():
-        model = load_model(folder, dtype, device=CUDA, ops=TORCH)
+        model = load_model(folder, maker=PlainMaker(dtype, CUDA), ops=TORCH)
         c = model.config
         kv = KVCache(c.num_layers, 4, 4, c.num_kv_heads, c.head_dim, kv_dtype or dtype, CUDA)
         ids = torch.zeros(3 * ROWS, dtype=torch.int64, device=CUDA).view(3, ROWS).unbind()
@@ -123,7 +122,7 @@ def test_all_of_a_forward_pass_is_on_the_device(tmp_path, model_type, dtype):
 def test_experts_wait_for_the_device_and_are_not_recorded(tmp_path):
     folder = tiny.make_tiny_model(tmp_path, model_type="mixtral", num_local_experts=4)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert not load_model(folder, torch.bfloat16, device=CUDA).recordable
+        assert not load_model(folder, maker=PlainMaker(torch.bfloat16, CUDA)).recordable
     with pytest.raises(DataDependentOutputException):
         forward(folder, torch.bfloat16)
 
@@ -131,7 +130,10 @@ def test_experts_wait_for_the_device_and_are_not_recorded(tmp_path):
 def test_tensors_are_given_out_on_the_device(tmp_path, monkeypatch):
     monkeypatch.undo()
     folder = tiny.make_tiny_model(tmp_path, heads=2)
-    files = TensorFiles(folder, torch.bfloat16, torch.device("meta"))
+    files = TensorFiles(Shards(folder), None)
     for name, shape in (("model.norm.weight", (32,)), ("nothing", (2, 3))):
         made = files.take(name, *shape)
-        assert (made.device.type, made.dtype, made.shape) == ("meta", torch.bfloat16, shape)
+        assert (made.device.type, made.shape) == ("meta", shape)
+    files = TensorFiles(Shards(folder), PlainMaker(torch.bfloat16, CPU))
+    made = files.take("model.norm.weight", 32)
+    assert (made.device.type, made.dtype, made.shape) == ("cpu", torch.bfloat16, (32,))

@@ -121,7 +121,7 @@ def test_parts_are_one_model(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     assert len(GgufFile(first).parts) == 2
-    assert {name for name, _, _ in gguf_tensors.tensors(GgufFile(first))} == tensors(folder).keys()
+    assert {entry.name for entry in gguf_tensors.tensors(GgufFile(first))} == tensors(folder).keys()
     assert len(whole.tensors) == len(tensors(folder))
     with pytest.raises(InvalidRequest, match="name the first"):
         GgufFile(second)

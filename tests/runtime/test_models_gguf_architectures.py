@@ -187,8 +187,8 @@ def test_a_file_with_experts_is_read_part_by_part(tmp_path):
     folder = make_tiny_model(tmp_path / "model", layers=1, **CASES["mixtral"])
     file = GgufFile(write_gguf(folder, tmp_path / "m.gguf"))
     wrote = weights(folder)
-    for name, shape, read in tensors(file):
-        assert wrote[name].shape == shape
-        np.testing.assert_array_equal(read(), wrote[name], err_msg=name)
+    for entry in tensors(file):
+        assert wrote[entry.name].shape == entry.shape
+        np.testing.assert_array_equal(entry.load(), wrote[entry.name], err_msg=entry.name)
     description = json.loads((folder / "config.json").read_text())
     assert description["num_local_experts"] == config(file)["num_local_experts"] == 4

@@ -2,6 +2,7 @@
 
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.nn.functional import linear
 
 from boughs.kernels.ops import TORCH
 from boughs.runtime.models.mlp import GatedMlp
@@ -10,11 +11,21 @@ from boughs.runtime.models.moe import SparseMlp
 HIDDEN, INNER = 12, 8
 
 
+class Matrix:
+    """A layer in float32, whose weight can be looked at."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, x):
+        return linear(x, self.weight)
+
+
 def make(experts, chosen, normalize, seed):
     draw = torch.Generator().manual_seed(seed)
 
     def matrix(rows, columns):
-        return torch.randn(rows, columns, generator=draw) / columns**0.5
+        return Matrix(torch.randn(rows, columns, generator=draw) / columns**0.5)
 
     return SparseMlp(
         router=matrix(experts, HIDDEN),
@@ -28,13 +39,13 @@ def make(experts, chosen, normalize, seed):
 
 
 def naive(mlp, token):
-    probabilities = (mlp.router.double() @ token).softmax(0)
+    probabilities = (mlp.router.weight.double() @ token).softmax(0)
     best = sorted(range(len(mlp.experts)), key=lambda e: -probabilities[e])[: mlp.chosen]
     total = sum(probabilities[e] for e in best) if mlp.normalize else 1.0
     out = torch.zeros(HIDDEN, dtype=torch.float64)
     for e in best:
-        gate, up = (mlp.experts[e].gate_up.double() @ token).split(INNER)
-        made = mlp.experts[e].down.double() @ (gate * gate.sigmoid() * up)
+        gate, up = (mlp.experts[e].gate_up.weight.double() @ token).split(INNER)
+        made = mlp.experts[e].down.weight.double() @ (gate * gate.sigmoid() * up)
         out += probabilities[e] / total * made
     return out
 

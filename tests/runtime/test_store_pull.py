@@ -127,9 +127,10 @@ def test_float32_weights_are_made_once_and_not_before(tmp_path, alias, copy):
     folder = store.pull("tiny", home=tmp_path, download=copy)
     assert not (folder / "float32").exists()
     assert load_model(folder).config.num_layers == 2
-    weights = folder / "float32" / "model.safetensors"
+    assert not (folder / "float32").exists()  # the GGUF is read as it is
+    weights = store.weights(folder) / "model.safetensors"
     stamp = weights.stat()
-    load_model(folder)
+    assert store.weights(folder) == weights.parent
     assert weights.stat().st_ino == stamp.st_ino
     assert weights.stat().st_mtime_ns == stamp.st_mtime_ns
 
