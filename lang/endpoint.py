@@ -80,6 +80,12 @@ class RuntimeEndpoint:
                 "chat_template_name: the template is the one of the model's own tokenizer",
                 "chat_template_name",
             )
+        if api_key is not None and not (isinstance(api_key, str) and api_key.isprintable()):
+            raise InvalidRequest(  # without the key: errors are logged
+                "api_key: expected a string without line breaks and other control characters; one "
+                "that was read from a file may end with a line break",
+                "api_key",
+            )
         if not isinstance(timeout, int | float) or not timeout > 0:
             raise InvalidRequest(f"timeout must be above 0, got {timeout!r:.40}", "timeout")
         self.base_url = base_url.rstrip("/")

@@ -230,6 +230,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 most is not None and self.min_new_tokens > most,
                 f"at most max_new_tokens ({most})",
             ),
+            ("min_new_tokens", self.min_new_tokens >= 2**31, "a 32-bit integer"),
+            ("top_k", self.top_k >= 2**31, "a 32-bit integer, or -1 for all"),
             ("temperature", not 0 <= self.temperature < math.inf, "a finite number of at least 0"),
             ("top_p", not 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("top_k", self.top_k < 1 and self.top_k != -1, "at least 1, or -1 for all"),

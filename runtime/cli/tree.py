@@ -6,7 +6,9 @@ This module knows how a snapshot looks, and nothing of how the tree works.
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     key = args.api_key or os.environ.get("BOUGHS_API_KEY") or None
     with closing(RuntimeEndpoint(args.url, api_key=key)) as endpoint:
         shown = loop.run(endpoint.tree(args.max_segments, args.max_tokens))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # one of ASCII has no lines and no ellipsis
+        sys.stdout.reconfigure(errors="backslashreplace")
     Console(highlight=False).print(draw(shown))
     return 0
 

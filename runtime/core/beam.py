@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from boughs.lang.errors import InvalidRequest
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.core.sampler import top_logprobs
 from boughs.runtime.messages import Hypothesis
@@ -90,6 +91,9 @@ class BeamSearch:
 
         Returns:
             Of each beam now, the index of the one before that it continues.
+
+        Raises:
+            InvalidRequest: Every token is forbidden, before any output has ended.
         """
         raw = logits.log_softmax(-1)
         scores = torch.tensor([beam.score for beam in self.beams], dtype=raw.dtype)
@@ -113,6 +117,8 @@ class BeamSearch:
                 going.append(self._continued(parent, token, score, raw))
                 parents.append(parent)
         self._keep(ended)
+        if not going and not self._finished:
+            raise self._nothing_left(length - 1)
         self.beams = going
         self.over = self._is_over(length)
         return parents
@@ -165,6 +171,14 @@ class BeamSearch:
         self._finished = sorted(made, key=lambda h: -h.score)[: self.width]
         kept = {id(hypothesis) for hypothesis in self._finished}
         self.closed = {parent for hypothesis, parent in ended if id(hypothesis) in kept}
+
+    def _nothing_left(self, length: int) -> InvalidRequest:
+        least = self._params.min_new_tokens
+        names = f"min_new_tokens={least} forbids" if length < least else "the model itself forbids"
+        return InvalidRequest(
+            f"no token is left to search after {length} output tokens: {names} all of them; "
+            "allow more"
+        )
 
     def _is_over(self, length: int) -> bool:
         """Whether no beam can go on, or none is thought to become better than the finished."""

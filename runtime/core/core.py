@@ -240,7 +240,11 @@ class Core:
 
     def _searched(self, request: Request, search: BeamSearch, logits: Tensor) -> list[Output]:
         """Take a step of a beam search; what it found, if it is over."""
-        parents = search.advance(logits)
+        try:
+            parents = search.advance(logits)
+        except BoughsError as error:  # of this request alone
+            self.scheduler.abort(request)
+            return [_failure(request.key, error)]
         if not search.over:
             self.scheduler.regroup(request, parents)
             return []

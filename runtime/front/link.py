@@ -18,7 +18,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import zmq
@@ -68,6 +68,9 @@ class Link(Protocol):
         ...
 
 
+T = TypeVar("T")
+
+
 class _Inbox:
     """Messages of a core, and at last its end."""
 
@@ -85,7 +88,7 @@ class _Inbox:
         return item
 
 
-class _Outbox:
+class _Outbox(Generic[T]):
     """Messages to a core. What is put in one turn of the event loop goes out together.
 
     So a core that waits wakes to all submissions of a request, and can compute them in one step.
@@ -94,11 +97,11 @@ class _Outbox:
         send: Sends messages, at least one.
     """
 
-    def __init__(self, send: Callable[[list[ToCore]], None]) -> None:
+    def __init__(self, send: Callable[[list[T]], None]) -> None:
         self._send = send
-        self._messages: list[ToCore] = []
+        self._messages: list[T] = []
 
-    def put(self, message: ToCore) -> None:
+    def put(self, message: T) -> None:
         if not self._messages:
             asyncio.get_running_loop().call_soon(self._flush)
         self._messages.append(message)
@@ -173,13 +176,13 @@ class ProcessLink:
         ]
 
     def send(self, message: ToCore) -> None:
-        """Send, without waiting."""
-        self._outbox.put(message)
+        """Send, without waiting. What cannot be sent raises here, and nothing else is lost."""
+        self._outbox.put(encode(message))
 
-    def _send(self, messages: list[ToCore]) -> None:
+    def _send(self, messages: list[bytes]) -> None:
         if self._socket.closed:
             return
-        sent = self._socket.send_multipart([encode(one) for one in messages], zmq.NOBLOCK)
+        sent = self._socket.send_multipart(messages, zmq.NOBLOCK)
         assert isinstance(sent, asyncio.Future), "zmq.asyncio gives futures"
         error = sent.exception() if sent.done() else None
         # A pair without a peer refuses: the core has ended, which `receive` tells.

@@ -116,7 +116,11 @@ class Supervisor:
         submission = Submission(message, deliver)
         self._submissions[message.key] = submission
         if self.ready:
-            self._quarantine.add(submission)
+            try:
+                self._quarantine.add(submission)
+            except BaseException:  # it cannot be sent, so no other core is to get it either
+                self._forget(submission)
+                raise
         return submission
 
     def finish(self, submission: Submission, length: int) -> None:
@@ -159,8 +163,8 @@ class Supervisor:
         call = Call(next(self._numbers), method, args or {})
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call.id] = (call, future)
-        self._send(call)
         try:
+            self._send(call)
             async with asyncio.timeout(seconds):
                 return await future
         except TimeoutError as error:

@@ -1,6 +1,8 @@
 """`boughs tree`: what it draws, and what it says where it cannot."""
 
 import importlib.util
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,15 @@ def test_what_is_drawn(site, capsys, monkeypatch):
     assert len(out) == 5
 
 
+def test_a_terminal_of_ascii(site, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["tree", site.url]) == 0
+    sys.stdout.flush()
+    assert b"'Hi [b]you[/b]'\\u2026  40 tokens" in raw.getvalue()
+
+
 def test_what_is_left_out(site, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["tree", site.url, "--max-segments", "1", "--max-tokens", "4"]) == 0
@@ -50,6 +61,14 @@ def test_an_empty_tree():
     with console.capture() as captured:
         console.print(draw(shown))
     assert captured.get().startswith("0 tokens in 0 segments, 0 of 63 pages of 16:")
+
+
+@pytest.mark.parametrize("key", ["k\n", "k\r", "\x00", "k\u2028"])
+def test_a_key_that_no_header_can_carry_is_named_and_not_shown(site, capsys, key):
+    assert main(["tree", site.url, "--api-key", key]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("boughs: error: api_key: expected a string without line breaks")
+    assert key not in error.rstrip("\n")
 
 
 def test_mistakes(capsys):

@@ -286,10 +286,27 @@ def test_beams_that_fill_the_pool_end_with_length():
 )
 def test_more_beams_than_a_step_holds_are_refused(config, named):
     driver = Driver(num_pages=80, **config).run([[beams(0, [1, 2], 4)]])
-    kind, message = driver.outputs[0][0].error
-    assert kind == "InvalidRequest"
-    assert "beam_width" in message
+    kind, message, param = driver.outputs[0][0].error
+    assert (kind, param) == ("InvalidRequest", "beam_width")
     assert named in message
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+@pytest.mark.parametrize("least", [1, 3])
+def test_a_search_that_may_take_no_token_fails_alone(left, least):
+    """Else one request kills the core; where it may take a few tokens, its beams are as many."""
+    ends = tuple([token for token in range(VOCAB) if token != EOS][left:])
+    request = beams(0, range(1, 10), 3, 4, min_new_tokens=least, stop_token_ids=ends)
+    other = submit(1, range(20, 30), 5)
+    driver = Driver(num_pages=80).run([[request, other]])
+    assert driver.ids(1) == alone(other)
+    assert driver.core.scheduler.is_empty
+    if left:
+        assert_found(driver, request)
+    else:
+        (output,) = driver.outputs[0]
+        assert output.error[0] == "InvalidRequest"
+        assert f"min_new_tokens={least} forbids all" in output.error[1]
 
 
 def test_two_groups_that_want_the_pool_end_one_after_the_other():

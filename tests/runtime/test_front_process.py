@@ -21,7 +21,7 @@ from boughs.lang.sampling import SamplingParams
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.front import link as links
 from boughs.runtime.front.link import CoreGone, ProcessLink, core_command
-from boughs.runtime.messages import Ready
+from boughs.runtime.messages import Ready, Submit
 
 _fixtures = Path(__file__).parents[1] / "fixtures"
 
@@ -85,6 +85,26 @@ def test_a_core_process_answers_and_ends(capfd):
     assert not psutil.pid_exists(link.pid)
     assert not folder.exists()
     assert "the fake core says hello" in capfd.readouterr().err
+
+
+def test_what_cannot_be_sent_fails_at_once_and_alone():
+    """Its neighbours of the same turn of the loop are sent all the same."""
+    with running_front(None, connect=Processes()) as front:
+
+        async def ask():
+            params = SamplingParams(max_new_tokens=9)
+            request = GenerateRequest(prompt=[70], params=params)
+            asked = [asyncio.create_task(collect(front.generate(request))) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(OverflowError):
+                front._core.submit(Submit(key=0, prompt_ids=[2**70], params=params), print)
+            with pytest.raises(OverflowError):
+                await front._core.call("stats", {"size": 2**70})
+            return [answer.output_ids for (answer,) in await asyncio.gather(*asked)]
+
+        assert run(ask()) == [fake.counting([70], 0)[:9]] * 2
+        assert run(front.stats())["in_flight"] == 0
+        assert not front._core._calls
 
 
 def test_a_killed_core_is_replaced_and_the_answer_goes_on():

@@ -14,7 +14,7 @@ from boughs.lang.errors import (
 )
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Role, Text
-from boughs.runtime.messages import Submit
+from boughs.runtime.messages import Submit, encode
 
 
 def load(name):
@@ -98,6 +98,21 @@ def test_a_wrong_request_is_refused_by_field_and_sends_nothing(front, log, field
     assert caught.value.param == param
     run(front.stats())
     assert not of_kind(log, Submit)
+
+
+@pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
+@pytest.mark.parametrize("value", [2**31, 2**63, 2**64, 10**30, 10**400])
+def test_no_number_is_too_large_to_be_sent(front, log, name, value):
+    """It is refused, or what becomes of it reaches a core: else its request waits for ever."""
+    # The fake makes one token after the other, so that one is its last.
+    given = {"max_new_tokens": None, "stop_token_ids": [3], name: value}
+    try:
+        params = SamplingParams.from_mapping(given)
+        answers_of(front, GenerateRequest(prompt="Hello", params=params))
+    except InvalidRequest as error:
+        assert name in str(error)  # noqa: PT017 -- or it runs
+    for message in log:
+        encode(message)
 
 
 @pytest.mark.parametrize(
