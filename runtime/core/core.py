@@ -17,12 +17,14 @@ from torch import Tensor
 from boughs.lang.errors import BoughsError, Unservable, as_plain
 from boughs.radix import PrefixCache
 from boughs.runtime.beams import beam_limit
-from boughs.runtime.config import EngineConfig
+from boughs.runtime.config import EngineConfig, parse_bytes
+from boughs.runtime.constraints.compiler import Compiled, GrammarCompiler
+from boughs.runtime.constraints.matcher import Matcher
+from boughs.runtime.constraints.worker import Bounds
 from boughs.runtime.core import prompt_logprobs
 from boughs.runtime.core.beam import BeamSearch
 from boughs.runtime.core.calls import Calls
 from boughs.runtime.core.forbidden import Forbidden
-from boughs.runtime.core.grammar import GrammarCompiler, Matcher
 from boughs.runtime.core.pooling import embedding, pool
 from boughs.runtime.core.request import Request
 from boughs.runtime.core.runner import ModelRunner, Runner
@@ -44,11 +46,16 @@ from boughs.runtime.messages import (
     Submit,
     ToCore,
 )
+from boughs.runtime.models.store import default_home
 
 Receive = Callable[[float | None], list[ToCore]]
 """Messages that are there; waits up to so many seconds for the first (None: for ever)."""
 
 Send = Callable[[FromCore], None]
+
+
+GRAMMAR_POLL = 0.002
+"""Seconds after which a core that has nothing else to do looks for compiled grammars again."""
 
 
 class Core:
@@ -57,9 +64,15 @@ class Core:
     Args:
         config: The engine's settings; `model_path` is a resolved folder.
         runner: What computes; by default the model in that folder.
+        grammars: What compiles grammars; by default for the tokenizer in that folder.
     """
 
-    def __init__(self, config: EngineConfig, runner: Runner | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         folder = Path(config.model_path)
         self.runner = ModelRunner(config, folder) if runner is None else runner
         placement = self.runner.placement
@@ -97,18 +110,27 @@ class Core:
             weights=self.runner.weights_name,
             max_batched_tokens=placement.max_batched_tokens,
         )
-        self._grammars = GrammarCompiler(folder, self.runner.vocab_size, eos)
+        self._grammars = grammars or _grammars(config, folder, self.limits)
         self._arrivals = 0
 
     def run(self, receive: Receive, send: Send) -> None:
         """Serve until `Shutdown` arrives. An idle core waits in `receive` and costs nothing."""
+        try:
+            self._serve(receive, send)
+        finally:
+            self._grammars.close()
+
+    def _serve(self, receive: Receive, send: Send) -> None:
         calls = Calls(self.scheduler, self.times, send)
         send(Ready(self.limits))
+        self._grammars.warm()
         stalled = False
         times = self.times
         while True:
             outputs: list[Output] = []
             wait = calls.patience if stalled or not self.scheduler.has_work else 0.0
+            if self.scheduler.compiling:
+                wait = GRAMMAR_POLL if wait is None else min(wait, GRAMMAR_POLL)
             for message in receive(wait):
                 if isinstance(message, Shutdown):
                     return
@@ -116,6 +138,7 @@ class Core:
                     calls.take(message)
                 else:
                     self._take(message, outputs)
+            self._take_grammars(outputs)
             times.begin()
             stalled = not self._step(outputs) and self.scheduler.has_work
             if outputs:
@@ -146,6 +169,10 @@ class Core:
         except BoughsError as error:
             outputs.append(_failure(submit.key, error))
             return
+        if request.compiled is not None and request.compiled.done():
+            compiled, request.compiled = request.compiled, None
+            if not self._begin(request, compiled, outputs):
+                return
         if request.output_len and len(request.tokens) >= request.limit:
             outputs.append(request.output(finish="length"))  # the core before it had more pages
         else:
@@ -165,14 +192,12 @@ class Core:
         if params.allowed_token_ids is not None or submit.bad_ids:
             vocab = self.limits.vocab_size
             row.forbidden = Forbidden(vocab, params.allowed_token_ids, submit.bad_ids)
-        matcher = None
+        compiled = None
         if params.constraint is not None:
-            matcher = self._grammars.matcher(*params.constraint)
+            compiled = self._grammars.ask(*params.constraint)
             row.ends |= self._eos  # a grammar's end is EOS, also under `ignore_eos`
         for token in submit.output_ids:
             row.note_output(token)
-            if matcher is not None:
-                matcher.accept(token)
         self._arrivals += 1
         # The last token needs no row.
         limit = min(prompt + params.max_new_tokens, self.limits.context_length, pool + 1)
@@ -184,9 +209,31 @@ class Core:
             limit=limit,
             tokens=array("i", submit.prompt_ids + submit.output_ids),
             row=row,
-            matcher=matcher,
+            compiled=compiled,
             search=None if params.beam_width is None else _search(submit, ends, limit - prompt),
         )
+
+    def _take_grammars(self, outputs: list[Output]) -> None:
+        """Let the requests go on whose grammars have been compiled meanwhile."""
+        for request in self.scheduler.compiling:
+            assert request.compiled is not None, "it waits for it"
+            if not request.compiled.done():
+                continue
+            if self._begin(request, request.compiled, outputs):
+                self.scheduler.free(request)
+            else:
+                self.scheduler.abort(request)
+
+    def _begin(self, request: Request, compiled: Compiled, outputs: list[Output]) -> bool:
+        """Give a request its matcher, or the front the error; whether it has one."""
+        try:
+            request.matcher = Matcher(compiled.result().deep_copy())
+            for token in request.submit.output_ids:
+                request.matcher.accept(token)
+        except BoughsError as error:
+            outputs.append(_failure(request.key, error))
+            return False
+        return True
 
     def check(self) -> None:
         """Raise AssertionError where the pages or queues disagree."""
@@ -310,6 +357,12 @@ class Core:
             self.scheduler.end_unconfirmed(request)
         else:
             self.scheduler.finish(request)
+
+
+def _grammars(config: EngineConfig, folder: Path, limits: Limits) -> GrammarCompiler:
+    bounds = Bounds(config.grammar_timeout, parse_bytes(config.grammar_memory, "grammar_memory"))
+    cache = default_home() / "grammars"
+    return GrammarCompiler(folder, limits.vocab_size, limits.eos_token_ids, bounds, cache)
 
 
 def _search(submit: Submit, ends: frozenset[int], most: int) -> BeamSearch:

@@ -1,0 +1,92 @@
+"""Sources of grammars, as users write them, in llguidance's form.
+
+This module knows no tokenizer: whether a grammar can be compiled is for `trial` to find out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from llguidance import LLMatcher
+
+from boughs.lang.errors import GrammarError
+
+MAX_SOURCE = 256 << 10
+"""Bytes of a source. A core that builds from more holds its other requests up."""
+
+
+def translate(kind: str, source: str) -> str:
+    """The grammar of a `regex`, `json_schema` or `ebnf` source.
+
+    Raises:
+        GrammarError: Names the kind, and what is wrong with the source.
+    """
+    size = len(source.encode("utf-8", "replace"))
+    if size > MAX_SOURCE:
+        raise GrammarError(f"{kind}: it has {size} bytes; at most {MAX_SOURCE} are taken", kind)
+    try:
+        return str(_GRAMMARS[kind](source))
+    except RecursionError:
+        raise GrammarError(f"{kind}: it is nested too deeply", kind) from None
+    except GrammarError:
+        raise
+    except ValueError as error:
+        raise GrammarError(f"{kind}: {error}", kind) from None
+
+
+def explain(kind: str, source: str, message: str) -> str:
+    """A compiler's message with the place in the user's source, where it names one."""
+    if message.startswith("recursion limit"):
+        return "it is nested too deeply: at most 127 levels of JSON are taken"
+    found = _REGEX_ERROR.search(message)
+    if found is None:
+        return message.partition("\n")[0]
+    printed, caret, what = found[1], len(found[2]), found[3]
+    if kind != "regex":
+        return f"{what} at position {caret} of the regex {_short(printed)}"
+    at = _position(source, printed, caret)
+    return f"{what} at position {at}: {_short(source[:at])} ^ {_short(source[at:])}"
+
+
+_REGEX_ERROR = re.compile(r"regex parse error:\n    (.*)\n    ( *)\^+[ ^]*\nerror: ([^\n]*)")
+
+
+def _position(source: str, printed: str, caret: int) -> int:
+    """Where in `source` the character at `caret` of the regex as printed is.
+
+    Printed, a slash and a newline have a backslash before them.
+    """
+    at = seen = 0
+    while seen < caret and at < len(source):
+        seen += 1 if printed[seen] == source[at] else 2
+        at += 1
+    return at
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")
+
+
+def _json_schema(source: str) -> str:
+    """White space between JSON's tokens is at most one space, so that a model cannot loop on it."""
+    schema = json.loads(source, parse_constant=_no_constant)
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    elif not isinstance(schema, dict):
+        raise GrammarError(
+            f"json_schema: expected an object or a boolean, got {schema!r:.40}", "json_schema"
+        )
+    options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+_GRAMMARS = {
+    "regex": LLMatcher.grammar_from_regex,
+    "json_schema": _json_schema,
+    "ebnf": LLMatcher.grammar_from_lark,
+}
