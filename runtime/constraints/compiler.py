@@ -89,7 +89,7 @@ class GrammarCompiler:
         Raises:
             GrammarError: The source cannot be compiled; says why.
         """
-        return Matcher(self.ask(kind, source).result().deep_copy())
+        return Matcher(self.ask(kind, source).result().deep_copy(), kind)
 
     def close(self) -> None:
         """End the process that tries grammars, and the threads."""

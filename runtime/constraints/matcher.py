@@ -31,10 +31,12 @@ class Matcher:
 
     Args:
         raw: Fresh, and this one's own.
+        kind: What errors name, as `regex`.
     """
 
-    def __init__(self, raw: LLMatcher) -> None:
+    def __init__(self, raw: LLMatcher, kind: str) -> None:
         self.raw = raw
+        self._kind = kind
 
     def mask(self, vocab_size: int) -> np.ndarray:
         """Which tokens may come next: bool [vocab_size]. EOS is among them where it may end.
@@ -51,7 +53,7 @@ class Matcher:
         """Go on past `token`, which the mask allowed."""
         if not self.raw.consume_token(token):
             self.check()
-            raise GrammarError(f"the grammar refuses token {token}")
+            raise GrammarError(f"{self._kind}: the grammar refuses token {token}", self._kind)
 
     @property
     def complete(self) -> bool:
@@ -61,7 +63,8 @@ class Matcher:
     def check(self) -> None:
         """Raise the `GrammarError` that it has met, if it has."""
         if self.raw.is_error():
-            raise GrammarError(short(reason(self.raw.get_error())))
+            message = short(reason(self.raw.get_error()))
+            raise GrammarError(f"{self._kind}: {message}", self._kind)
 
 
 def unpack(bits: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -89,7 +92,7 @@ def build(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 def reason(message: str) -> str:
     """What is wrong, in llguidance's words; it appends its own state and trace."""
-    first = message.strip().split("\n\n")[0].split("\n<state>")[0]
+    first = message.strip().split("\n\n")[0].split("\n<")[0]
     if first.startswith("NoExtensionBias"):
         return "the grammar allows no output"
     return first.removeprefix("ParserTooComplex: ").strip()

@@ -35,9 +35,13 @@ def try_source(tokenizer: LLTokenizer, vocab_size: int, kind: str, source: str) 
     except GrammarError as error:
         return Verdict(None, short(str(error)))
     try:
-        _follow(Matcher(build(tokenizer, grammar)), vocab_size)
+        raw = build(tokenizer, grammar)
     except GrammarError as error:
         return Verdict(None, f"{kind}: {short(explain(kind, source, str(error)))}")
+    try:
+        _follow(Matcher(raw, kind), vocab_size)
+    except GrammarError as error:
+        return Verdict(None, str(error))
     return Verdict(grammar)
 
 

@@ -29,9 +29,10 @@ from .trial import Verdict, try_source
 STACK = 1 << 20
 """Bytes of stack of a trial: less than any thread has that later uses what passed."""
 
+_NO_STACK = "it is nested too deeply or has too many parts: its compiler runs out of stack"
 _ENDINGS = {
-    signal.SIGSEGV: "it is nested too deeply",
-    signal.SIGBUS: "it is nested too deeply",
+    signal.SIGSEGV: _NO_STACK,
+    signal.SIGBUS: _NO_STACK,
     signal.SIGABRT: "it takes more memory than grammar_memory allows",
 }
 

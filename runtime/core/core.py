@@ -226,8 +226,10 @@ class Core:
 
     def _begin(self, request: Request, compiled: Compiled, outputs: list[Output]) -> bool:
         """Give a request its matcher, or the front the error; whether it has one."""
+        constraint = request.submit.params.constraint
+        assert constraint is not None, "it has a grammar"
         try:
-            request.matcher = Matcher(compiled.result().deep_copy())
+            request.matcher = Matcher(compiled.result().deep_copy(), constraint[0])
             for token in request.submit.output_ids:
                 request.matcher.accept(token)
         except BoughsError as error:

@@ -1,0 +1,78 @@
+"""Constrained requests on an engine: hostile sources, and what others get meanwhile."""
+
+import json
+import threading
+
+import pytest
+
+import boughs
+from boughs.lang.errors import GrammarError
+
+DEEP = '{"properties":{"a":' * 64 + "{}" + "}}" * 64
+HOSTILE = [
+    ("regex", "((((a{100}){100}){100}){100})", "too many expressions|seconds"),
+    ("regex", "(" * 3000 + "a" + ")" * 3000, "position 250"),
+    ("regex", "(?:[a-z]{1,50}|[0-9a-f]{1,50}){1,200}", "too many expressions"),
+    ("regex", "(a)\\1", "backreferences are not supported at position 3"),
+    ("json_schema", DEEP, "nested too deeply"),
+    ("json_schema", '{"$ref": "#"}', "allows no output"),
+    ("json_schema", '{"$ref": "http://127.0.0.1:9/x"}', "http://127.0.0.1:9/x"),
+    ("json_schema", json.dumps({"enum": [f"{i:x>9}" for i in range(100_000)]}), "bytes; at most"),
+    (
+        "json_schema",
+        json.dumps({"properties": {f"k{i}": {"type": "string"} for i in range(5000)}}),
+        "too many parts|items; max is|seconds",
+    ),
+    ("regex", "\udc80", "surrogate"),
+]
+FINE = [("regex", "(a+)+b"), ("regex", "(a|a)*"), ("regex", ".{0,100000}")]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model):
+    with boughs.Engine(
+        model_path=tiny_model, kv_memory="16M", page_size=4, check_invariants=True
+    ) as engine:
+        yield engine
+        assert engine.stats()["running"] == 0
+
+
+def ask(engine, **params):
+    return engine.generate("Once upon a time", {"temperature": 0, **params})
+
+
+def test_hostile_sources_are_refused_and_others_get_tokens_meanwhile(engine):
+    counts, done = [0], threading.Event()
+
+    def read():
+        params = {"max_new_tokens": 4000, "ignore_eos": True, "temperature": 0}
+        for chunk in engine.generate("The quick", params, stream=True):
+            counts[0] = chunk["meta_info"]["completion_tokens"]
+            if done.is_set():
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        while counts[0] == 0:
+            assert reader.is_alive()
+        before = counts[0]
+        for kind, source, says in HOSTILE:
+            with pytest.raises(boughs.InvalidRequest, match=says) as caught:
+                ask(engine, **{kind: source})
+            assert kind in str(caught.value)
+            assert len(str(caught.value)) < 600
+        for kind, source in FINE:
+            assert ask(engine, **{kind: source}, max_new_tokens=9)
+        assert counts[0] > before
+    finally:
+        done.set()
+        reader.join(20)
+
+
+def test_an_error_is_a_grammar_error_and_the_service_goes_on(engine):
+    with pytest.raises(
+        GrammarError, match=r"^request .*regex: unclosed group at position 1|^regex"
+    ):
+        ask(engine, regex="a(")
+    assert ask(engine, regex="ab?")["text"] in ("a", "ab")
