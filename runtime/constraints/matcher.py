@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
 
+from boughs.kernels.bitmask import unpack
 from boughs.lang.errors import GrammarError
 
 MAX_MESSAGE = 400
@@ -38,7 +40,7 @@ class Matcher:
         self.raw = raw
         self._kind = kind
 
-    def mask(self, vocab_size: int) -> np.ndarray:
+    def mask(self, vocab_size: int) -> NDArray[np.bool_]:
         """Which tokens may come next: bool [vocab_size]. EOS is among them where it may end.
 
         Raises:
@@ -65,11 +67,6 @@ class Matcher:
         if self.raw.is_error():
             message = short(reason(self.raw.get_error()))
             raise GrammarError(f"{self._kind}: {message}", self._kind)
-
-
-def unpack(bits: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The bits of one mask, uint32 [words], as bool [vocab_size]."""
-    return np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size].view(bool)
 
 
 def load_tokenizer(folder: Path, vocab_size: int, eos: tuple[int, ...]) -> LLTokenizer:

@@ -6,6 +6,7 @@ How messages travel is the caller's business: `run` takes a way to receive and a
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable
 from itertools import groupby
@@ -14,11 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from boughs.kernels.bitmask import Bits
 from boughs.lang.errors import BoughsError, Unservable, as_plain
 from boughs.radix import PrefixCache
 from boughs.runtime.beams import beam_limit
 from boughs.runtime.config import EngineConfig, parse_bytes
 from boughs.runtime.constraints.compiler import Compiled, GrammarCompiler
+from boughs.runtime.constraints.masks import Masks
 from boughs.runtime.constraints.matcher import Matcher
 from boughs.runtime.constraints.worker import Bounds
 from boughs.runtime.core import prompt_logprobs
@@ -111,6 +114,7 @@ class Core:
             max_batched_tokens=placement.max_batched_tokens,
         )
         self._grammars = grammars or _grammars(config, folder, self.limits)
+        self._masks = Masks(self.runner.vocab_size, config.threads or len(os.sched_getaffinity(0)))
         self._arrivals = 0
 
     def run(self, receive: Receive, send: Send) -> None:
@@ -119,6 +123,7 @@ class Core:
             self._serve(receive, send)
         finally:
             self._grammars.close()
+            self._masks.close()
 
     def _serve(self, receive: Receive, send: Send) -> None:
         calls = Calls(self.scheduler, self.times, send)
@@ -252,13 +257,16 @@ class Core:
             return False
         self.times.admitted(step)
         self.times.end("schedule")
+        last = self._last_rows(step)
+        bound = [work.request for work, _ in last if work.request.matcher is not None]
+        self._masks.begin([request.matcher for request in bound if request.matcher is not None])
         hidden = self.runner.forward(step)
         self.times.end("model")
         prompt_logprobs.gather(step, hidden, self.runner.logits)
         gather_scores(step, hidden, self.runner.logits)
         pool(step, hidden)
-        last = self._last_rows(step)
         self.scheduler.computed(step)
+        masks = dict(zip(bound, self._masks.take(), strict=True))
         sampling: list[tuple[Request, int]] = []
         for work, row in last:
             if work.request.submit.params.max_new_tokens == 0:
@@ -267,12 +275,15 @@ class Core:
                 sampling.append((work.request, row))
         if sampling:
             logits = self.runner.logits(hidden[[row for _, row in sampling]])
-            likely = most_likely(logits, [request.is_plain for request, _ in sampling])
+            bits = [masks.get(request) for request, _ in sampling]
+            likely = most_likely(logits, [request.is_plain for request, _ in sampling], bits)
             at = 0
             for request, lines in groupby(sampling, key=lambda pair: pair[0].group or pair[0]):
                 begin, at = at, at + sum(1 for _ in lines)
                 if request.search is None:
-                    outputs.append(self._sampled(request, logits, begin, likely[begin]))
+                    outputs.append(
+                        self._sampled(request, logits, begin, likely[begin], bits[begin])
+                    )
                 else:
                     outputs += self._searched(request, request.search, logits[begin:at].cpu())
         self.times.end("sample")
@@ -305,7 +316,9 @@ class Core:
             output.scores = request.scores
         return prompt_logprobs.attach(request, output)
 
-    def _sampled(self, request: Request, logits: Tensor, row: int, token: int | None) -> Output:
+    def _sampled(
+        self, request: Request, logits: Tensor, row: int, token: int | None, mask: Bits | None
+    ) -> Output:
         """Sample one token unless it is known, append it, and end the request if it is the last.
 
         Its row of `logits` is made a tensor of its own only where that is needed.
@@ -314,7 +327,12 @@ class Core:
         if request.submit.logprobs:
             logprobs = logits[row].log_softmax(-1)
         try:
-            token = self._sample(request, logits[row]) if token is None else token
+            if request.matcher is not None:
+                request.matcher.check()  # its mask may have met its budget
+            if token is None:
+                token = self._sample(request, logits[row], mask)
+            if request.matcher is not None:
+                request.matcher.accept(token)
         except BoughsError as error:  # of this request alone
             self.scheduler.abort(request)
             return _failure(request.key, error)
@@ -336,15 +354,9 @@ class Core:
         return output
 
     @torch.inference_mode()
-    def _sample(self, request: Request, logits: Tensor) -> int:
-        matcher = request.matcher
-        mask = None
-        if matcher is not None:
-            mask = matcher.mask(self.limits.vocab_size)
-        token = sample(logits.clone(), request.row, request.output_len, mask, self.runner.filters)
-        if matcher is not None:
-            matcher.accept(token)
-        return token
+    def _sample(self, request: Request, logits: Tensor, mask: Bits | None) -> int:
+        filters = self.runner.filters
+        return sample(logits.clone(), request.row, request.output_len, mask, filters)
 
     def _finish_reason(self, request: Request, token: int) -> str | None:
         if token in request.row.ends and request.output_len > request.row.params.min_new_tokens:

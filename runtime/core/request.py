@@ -95,8 +95,8 @@ class Request:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its next token is the most likely one, whatever that is."""
-        return self.search is None and self.matcher is None and self.row.is_plain(self.output_len)
+        """Whether its next token is the most likely one, of those that its grammar allows."""
+        return self.search is None and self.row.is_plain(self.output_len)
 
     @property
     def priority(self) -> int:
