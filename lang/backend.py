@@ -75,20 +75,26 @@ class Finish(msgspec.Struct, frozen=True):
     """Why an output ended.
 
     `type` is `stop`, `length` or `abort`; `matched` the stop string or token id; `length` the
-    number of tokens of an output that was cut; `message` says why it was aborted.
+    number of tokens of an output that was cut; `message` says why it was aborted. `incomplete`
+    tells of one that was cut where its grammar goes on; `violation` how one that a grammar could
+    not hold to its whole schema violates it.
     """
 
     type: str
     matched: str | int | None = None
     length: int | None = None
     message: str | None = None
+    incomplete: bool = False
+    violation: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """SGLang's `finish_reason`."""
+        """SGLang's `finish_reason`, with what it lacks where there is something to tell."""
         if self.type == "stop":
-            return {"type": "stop", "matched": self.matched}
+            told = {} if self.violation is None else {"violation": self.violation}
+            return {"type": "stop", "matched": self.matched, **told}
         if self.type == "length":
-            return {"type": "length", "length": self.length}
+            cut = {"incomplete": True} if self.incomplete else {}
+            return {"type": "length", "length": self.length, **cut}
         return {"type": "abort", "message": self.message}
 
 

@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -26,7 +27,19 @@ MAX_CACHED = 256
 AT_ONCE = 4
 """Sources that are tried at the same time."""
 
-Compiled = Future[LLMatcher]
+
+class Grammar(NamedTuple):
+    """A grammar at its start, and the JSON pointers of what it leaves out of its schema."""
+
+    raw: LLMatcher
+    weaker: tuple[str, ...] = ()
+
+    def matcher(self, kind: str) -> Matcher:
+        """A matcher of its own for one output."""
+        return Matcher(self.raw.deep_copy(), kind, weaker=bool(self.weaker))
+
+
+Compiled = Future[Grammar]
 """A grammar that is compiled, or is being compiled, or a `GrammarError`."""
 
 
@@ -89,7 +102,7 @@ class GrammarCompiler:
         Raises:
             GrammarError: The source cannot be compiled; says why.
         """
-        return Matcher(self.ask(kind, source).result().deep_copy(), kind)
+        return self.ask(kind, source).result().matcher(kind)
 
     def close(self) -> None:
         """End the process that tries grammars, and the threads."""
@@ -103,7 +116,7 @@ class GrammarCompiler:
         about = f"{digest} {self._vocab_size} {self._eos} {self._bounds}"
         return tokenizer, Verdicts(self._cache, about)
 
-    def _compile(self, kind: str, source: str) -> LLMatcher:
+    def _compile(self, kind: str, source: str) -> Grammar:
         assert self._tokenizer is not None, "`ask` has begun to load it"
         tokenizer, verdicts = self._tokenizer.result()
         answer = verdicts.find(kind, source)
@@ -113,7 +126,7 @@ class GrammarCompiler:
         return _built(kind, tokenizer, answer)
 
 
-def _built(kind: str, tokenizer: LLTokenizer, answer: Answer) -> LLMatcher:
+def _built(kind: str, tokenizer: LLTokenizer, answer: Answer) -> Grammar:
     if answer.grammar is None:
         raise GrammarError(answer.error or f"{kind}: it cannot be compiled", kind)
-    return build(tokenizer, answer.grammar)
+    return Grammar(build(tokenizer, answer.grammar), answer.weaker)

@@ -11,7 +11,6 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from boughs.kernels.bitmask import unpack
 from boughs.lang.errors import GrammarError
 
 MAX_MESSAGE = 400
@@ -34,10 +33,13 @@ class Matcher:
     Args:
         raw: Fresh, and this one's own.
         kind: What errors name, as `regex`.
+        weaker: Whether its grammar allows more than its source does, so that the finished value
+            is to be checked.
     """
 
-    def __init__(self, raw: LLMatcher, kind: str) -> None:
+    def __init__(self, raw: LLMatcher, kind: str, *, weaker: bool = False) -> None:
         self.raw = raw
+        self.weaker = weaker
         self._kind = kind
 
     def mask(self, vocab_size: int) -> NDArray[np.bool_]:
@@ -49,7 +51,7 @@ class Matcher:
         bits = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
         self.raw.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self.check()
-        return unpack(bits, vocab_size)
+        return np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size].view(bool)
 
     def accept(self, token: int) -> None:
         """Go on past `token`, which the mask allowed."""
@@ -61,6 +63,11 @@ class Matcher:
     def complete(self) -> bool:
         """Whether nothing but the end may follow."""
         return bool(self.raw.is_stopped())
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the output may end here."""
+        return bool(self.raw.is_accepting())
 
     def check(self) -> None:
         """Raise the `GrammarError` that it has met, if it has."""

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
 from boughs.lang.errors import GrammarError
 
+from .schema import children, rewrite
+
 MAX_SOURCE = 256 << 10
 """Bytes of a source. A core that builds from more holds its other requests up."""
 
 
-def translate(kind: str, source: str) -> str:
+class Translated(NamedTuple):
+    """A grammar in llguidance's form, and what of a schema it leaves out, by JSON pointers."""
+
+    grammar: str
+    weaker: tuple[str, ...] = ()
+
+
+def translate(kind: str, source: str) -> Translated:
     """The grammar of a `regex`, `json_schema` or `ebnf` source.
 
     Raises:
@@ -26,7 +37,7 @@ def translate(kind: str, source: str) -> str:
     if size > MAX_SOURCE:
         raise GrammarError(f"{kind}: it has {size} bytes; at most {MAX_SOURCE} are taken", kind)
     try:
-        return str(_GRAMMARS[kind](source))
+        return _GRAMMARS[kind](source)
     except RecursionError:
         raise GrammarError(f"{kind}: it is nested too deeply", kind) from None
     except GrammarError:
@@ -68,15 +79,42 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}...")
 
 
-def _json_schema(source: str) -> str:
-    """White space between JSON's tokens is at most one space, so that a model cannot loop on it."""
+def locate(source: str, fails: Callable[[str], str | None]) -> str:
+    """The JSON pointer of the innermost subschema that fails as the whole schema does.
+
+    Args:
+        source: A JSON schema that fails.
+        fails: The message with which a grammar fails, if it does.
+    """
+    schema: Any = rewrite(json.loads(source)).schema
+    message, at = fails(_grammar(schema)), "#"
+    if not isinstance(schema, dict):
+        return at
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    while isinstance(schema, dict):
+        for where, sub in children(schema):
+            if isinstance(sub, dict) and fails(_grammar({**shared, **sub})) == message:
+                schema, at = sub, f"{at}/{where}"
+                break
+        else:
+            break
+    return at
+
+
+def _json_schema(source: str) -> Translated:
     schema = json.loads(source, parse_constant=_no_constant)
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    elif not isinstance(schema, dict):
+    if not isinstance(schema, dict | bool):
         raise GrammarError(
             f"json_schema: expected an object or a boolean, got {schema!r:.40}", "json_schema"
         )
+    made = rewrite(schema)
+    return Translated(_grammar(made.schema), tuple(made.weaker))
+
+
+def _grammar(schema: Any) -> str:
+    """White space between JSON's tokens is at most one space, so that a model cannot loop on it."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
     options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
 
@@ -85,8 +123,8 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-_GRAMMARS = {
-    "regex": LLMatcher.grammar_from_regex,
+_GRAMMARS: dict[str, Callable[[str], Translated]] = {
+    "regex": lambda source: Translated(LLMatcher.grammar_from_regex(source)),
     "json_schema": _json_schema,
-    "ebnf": LLMatcher.grammar_from_lark,
+    "ebnf": lambda source: Translated(LLMatcher.grammar_from_lark(source)),
 }

@@ -15,34 +15,52 @@ from llguidance import LLTokenizer
 from boughs.lang.errors import GrammarError
 
 from .matcher import Matcher, build, short
-from .source import explain, translate
+from .source import explain, locate, translate
 
 STEPS = 8
 """Tokens for which a grammar is followed."""
 
 
 class Verdict(NamedTuple):
-    """What a trial found: a grammar in llguidance's form, or why there is none."""
+    """What a trial found: a grammar in llguidance's form, or why there is none.
+
+    Attributes:
+        grammar: May allow more than the source does.
+        error: Names the kind of the source, and the place in it.
+        weaker: JSON pointers of what the grammar leaves out.
+    """
 
     grammar: str | None
     error: str | None = None
+    weaker: tuple[str, ...] = ()
 
 
 def try_source(tokenizer: LLTokenizer, vocab_size: int, kind: str, source: str) -> Verdict:
     """Whether a source makes a grammar that can be followed."""
     try:
-        grammar = translate(kind, source)
+        grammar, weaker = translate(kind, source)
     except GrammarError as error:
         return Verdict(None, short(str(error)))
     try:
         raw = build(tokenizer, grammar)
     except GrammarError as error:
-        return Verdict(None, f"{kind}: {short(explain(kind, source, str(error)))}")
+        place = ""
+        if kind == "json_schema":
+            place = f"{locate(source, lambda grammar: _failure(tokenizer, grammar))}: "
+        return Verdict(None, f"{kind}: {place}{short(explain(kind, source, str(error)))}")
     try:
         _follow(Matcher(raw, kind), vocab_size)
     except GrammarError as error:
         return Verdict(None, str(error))
-    return Verdict(grammar)
+    return Verdict(grammar, weaker=weaker)
+
+
+def _failure(tokenizer: LLTokenizer, grammar: str) -> str | None:
+    try:
+        build(tokenizer, grammar)
+    except GrammarError as error:
+        return str(error)
+    return None
 
 
 def _follow(matcher: Matcher, vocab_size: int) -> None:

@@ -46,11 +46,12 @@ class Job(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What became of a job. `final` is false where another time or machine may say otherwise."""
+    """What became of a job: a `Verdict`. Another time, one that is not `final` may be otherwise."""
 
     id: int
     grammar: str | None = None
     error: str | None = None
+    weaker: tuple[str, ...] = ()
     final: bool = True
 
 
@@ -182,8 +183,7 @@ def _run_trial(attempt: Attempt, job: Job, bounds: Bounds, to_us: int) -> None:
     try:
         _bound(bounds)
         try:
-            grammar, error = attempt(job)
-            answer = Answer(job.id, grammar, error)
+            answer = Answer(job.id, *attempt(job))
         except MemoryError:
             answer = Answer(job.id, error=f"{job.kind}: {_ENDINGS[signal.SIGABRT]}")
         with os.fdopen(to_us, "wb") as pipe:

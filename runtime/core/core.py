@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from boughs.kernels.bitmask import Bits
-from boughs.lang.errors import BoughsError, Unservable, as_plain
+from boughs.lang.errors import BoughsError, GrammarError, Unservable, as_plain
 from boughs.radix import PrefixCache
 from boughs.runtime.beams import beam_limit
 from boughs.runtime.config import EngineConfig, parse_bytes
@@ -234,7 +234,13 @@ class Core:
         constraint = request.submit.params.constraint
         assert constraint is not None, "it has a grammar"
         try:
-            request.matcher = Matcher(compiled.result().deep_copy(), constraint[0])
+            grammar = compiled.result()
+            if request.submit.params.strict and grammar.weaker:
+                raise GrammarError(
+                    f"{constraint[0]}: {grammar.weaker[0]}: no grammar holds this keyword; without "
+                    "strict the finished value is checked, and a violation told"
+                )
+            request.matcher = grammar.matcher(constraint[0])
             for token in request.submit.output_ids:
                 request.matcher.accept(token)
         except BoughsError as error:
@@ -347,6 +353,9 @@ class Core:
         output.ids = [token]
         prompt_logprobs.attach(request, output)
         output.finish = self._finish_reason(request, token)
+        if request.matcher is not None:
+            output.incomplete = output.finish == "length" and not request.matcher.accepting
+            output.weaker = output.finish == "stop" and request.matcher.weaker
         if output.finish is not None:
             if output.finish == "stop" and token in request.row.ends:
                 output.matched = token

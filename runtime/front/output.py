@@ -92,6 +92,11 @@ class ChoiceOutput:
         self.length = 0
 
     @property
+    def whole_text(self) -> str:
+        """All text of its tokens, those of a stop included."""
+        return "".join(self._pieces)
+
+    @property
     def ended(self) -> bool:
         """Whether the last chunk has been made."""
         return self.finish is not None
@@ -122,7 +127,8 @@ class ChoiceOutput:
         if self._finder is not None and self._finder.best is not None:
             return self._end_at_stop()
         if output.finish == "length":
-            return self._end(Finish("length", length=len(self._ids)), self._ids)
+            cut = Finish("length", length=len(self._ids), incomplete=output.incomplete)
+            return self._end(cut, self._ids)
         kept = self._ids[:-1] if hidden else self._ids
         matched: str | int | None = output.matched
         if output.matched is not None:

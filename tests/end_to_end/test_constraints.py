@@ -1,6 +1,7 @@
 """Constrained requests on an engine: hostile sources, and what others get meanwhile."""
 
 import json
+import re
 import threading
 
 import pytest
@@ -76,3 +77,42 @@ def test_an_error_is_a_grammar_error_and_the_service_goes_on(engine):
     ):
         ask(engine, regex="a(")
     assert ask(engine, regex="ab?")["text"] in ("a", "ab")
+
+
+def schema_of(**keywords):
+    return json.dumps({"type": "array", "items": {"enum": [1]}, "minItems": 2, **keywords})
+
+
+def test_a_violation_of_what_no_grammar_holds_is_told(engine):
+    for stream in (False, True):
+        params = {"temperature": 0, "json_schema": schema_of(maxItems=2, uniqueItems=True)}
+        answer = engine.generate("List:", params, stream=stream)
+        reason = (list(answer)[-1] if stream else answer)["meta_info"]["finish_reason"]
+        assert reason["type"] == "stop"
+        assert reason["violation"] == "$: [1, 1] has non-unique elements (uniqueItems)"
+    fine = ask(engine, json_schema=schema_of(maxItems=2))
+    assert fine["text"] == "[1, 1]"
+    assert "violation" not in fine["meta_info"]["finish_reason"]
+
+
+def test_strict_refuses_what_no_grammar_holds(engine):
+    with pytest.raises(GrammarError, match="json_schema: #/uniqueItems: no grammar holds"):
+        ask(engine, json_schema=schema_of(uniqueItems=True), strict=True)
+    assert ask(engine, json_schema=schema_of(maxItems=2), strict=True)["text"] == "[1, 1]"
+
+
+def test_an_output_cut_inside_its_grammar_is_incomplete(engine):
+    for source, incomplete in (("a{9}", True), ("a{3,9}", False)):
+        answer = ask(engine, regex=source, max_new_tokens=3)
+        reason = answer["meta_info"]["finish_reason"]
+        made = len(answer["text"])
+        assert reason["type"] == "length"
+        assert made < 9
+        assert reason.get("incomplete", False) == (incomplete or made < 3)
+
+
+def test_choices_share_a_grammar_and_go_their_own_ways(engine):
+    params = {"regex": "[ab]{6}", "n": 8, "temperature": 40, "seed": 3}
+    texts = [item["text"] for item in engine.generate("Once", params)]
+    assert len(set(texts)) > 1
+    assert all(re.fullmatch("[ab]{6}", text) for text in texts)
