@@ -142,6 +142,7 @@ class Chunk(msgspec.Struct, kw_only=True):
         discarded_tokens: In the last chunk of the first choice, with `best_of`: tokens of the
             choices that were made and are not among the `n`.
         extra: In the last chunk: what only this kind of backend tells, for the meta info.
+        forced_tokens: How many of the completion tokens a grammar forced, without a step each.
     """
 
     rid: str
@@ -160,6 +161,7 @@ class Chunk(msgspec.Struct, kw_only=True):
     sequence_score: float | None = None
     discarded_tokens: int = 0
     extra: dict[str, Any] | None = None
+    forced_tokens: int = 0
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):
@@ -393,6 +395,7 @@ class Answer(msgspec.Struct, kw_only=True):
     sequence_score: float | None = None
     discarded_tokens: int = 0
     extra: dict[str, Any] | None = None
+    forced_tokens: int = 0
 
     def add(self, chunk: Chunk) -> None:
         """Append what is new in `chunk`."""
@@ -415,6 +418,7 @@ class Answer(msgspec.Struct, kw_only=True):
         self.discarded_tokens = chunk.discarded_tokens
         if chunk.extra is not None:
             self.extra = chunk.extra
+        self.forced_tokens = chunk.forced_tokens
 
     def as_chunk(self) -> Chunk:
         """The whole answer as one chunk."""

@@ -59,6 +59,14 @@ class Matcher:
             self.check()
             raise GrammarError(f"{self._kind}: the grammar refuses token {token}", self._kind)
 
+    def forced(self) -> list[int]:
+        """The tokens that follow in any case, as the tokenizer cuts their text.
+
+        A token that could be longer, with what follows it, is not among them.
+        """
+        forced: list[int] = self.raw.compute_ff_tokens()
+        return forced
+
     @property
     def complete(self) -> bool:
         """Whether nothing but the end may follow."""

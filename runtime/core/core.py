@@ -329,7 +329,7 @@ class Core:
 
         Its row of `logits` is made a tensor of its own only where that is needed.
         """
-        output = request.output()
+        output = request.output(ids=[])
         if request.submit.logprobs:
             logprobs = logits[row].log_softmax(-1)
         try:
@@ -348,12 +348,15 @@ class Core:
                 output.top = top_logprobs(logprobs[None], request.submit.top_logprobs)
             if request.submit.token_ids_logprob:
                 output.given = [logprobs[request.submit.token_ids_logprob].tolist()]
-        request.tokens.append(token)
-        request.row.note_output(token)
-        output.ids = [token]
+        output.finish = self._append(request, token, output)
         prompt_logprobs.attach(request, output)
-        output.finish = self._finish_reason(request, token)
         if request.matcher is not None:
+            if output.finish is None and self._jumps(request):
+                try:
+                    token = self._jump(request, request.matcher, output)
+                except GrammarError as error:
+                    self.scheduler.abort(request)
+                    return _failure(request.key, error)
             output.incomplete = output.finish == "length" and not request.matcher.accepting
             output.weaker = output.finish == "stop" and request.matcher.weaker
         if output.finish is not None:
@@ -366,6 +369,31 @@ class Core:
     def _sample(self, request: Request, logits: Tensor, mask: Bits | None) -> int:
         filters = self.runner.filters
         return sample(logits.clone(), request.row, request.output_len, mask, filters)
+
+    def _append(self, request: Request, token: int, output: Output) -> str | None:
+        """Take a token into the output; why it ended with it, if it has."""
+        request.tokens.append(token)
+        request.row.note_output(token)
+        output.ids.append(token)
+        return self._finish_reason(request, token)
+
+    def _jumps(self, request: Request) -> bool:
+        """Whether tokens that its grammar forces need no step each.
+
+        A logprob is a step's; what a request's own lists forbid is for the sampler to see.
+        """
+        own = request.submit.logprobs or request.row.forbidden is not None
+        return not (own or self._config.disable_jump_forward)
+
+    def _jump(self, request: Request, matcher: Matcher, output: Output) -> int:
+        """Take the forced tokens into the output, up to its end; the last token that it has."""
+        for token in matcher.forced():
+            matcher.accept(token)
+            output.forced += 1
+            output.finish = self._append(request, token, output)
+            if output.finish is not None:
+                break
+        return request.tokens[-1]
 
     def _finish_reason(self, request: Request, token: int) -> str | None:
         if token in request.row.ends and request.output_len > request.row.params.min_new_tokens:

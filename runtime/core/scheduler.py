@@ -173,10 +173,13 @@ class Scheduler:
                 self._decode_beams(request, step)
             elif request.sequence is not None and not request.prefilling:
                 self._decode(request, step)
-        for request in self._running:
-            budget = self._budget - step.tokens
-            if budget > 0 and request.prefilling:
-                step.add(request, min(budget, request.remaining))
+        for request in list(self._running):
+            if not request.prefilling:
+                continue
+            if request.output_len:  # what a grammar forced may need pages
+                self._decode(request, step)
+            elif step.tokens < self._budget:
+                step.add(request, min(self._budget - step.tokens, request.remaining))
         self._admit(step)
         if step.works:  # with none, nothing carries the copies out
             step.copies = self.cache.take_copies()
@@ -200,7 +203,7 @@ class Scheduler:
                 self.counters.decode_tokens += work.count
 
     def _decode(self, request: Request, step: Step) -> None:
-        """Give one decode its token, retracting requests while pages are short.
+        """Give one decode its tokens, retracting requests while pages are short.
 
         A request that is alone may still hold a page too many: its own copy of one that the tree
         lists. Retracted, it is admitted again without it.
@@ -215,7 +218,7 @@ class Scheduler:
                     return  # the front is about to give pages back
                 self._retract(victim(self._running), step)
             else:
-                step.add(request, 1)
+                step.add(request, min(self._budget - step.tokens, request.remaining))
                 return
 
     def _decode_beams(self, request: Request, step: Step) -> None:

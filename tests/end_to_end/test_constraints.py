@@ -4,6 +4,7 @@ import json
 import re
 import threading
 
+import jsonschema
 import pytest
 
 import boughs
@@ -116,3 +117,56 @@ def test_choices_share_a_grammar_and_go_their_own_ways(engine):
     texts = [item["text"] for item in engine.generate("Once", params)]
     assert len(set(texts)) > 1
     assert all(re.fullmatch("[ab]{6}", text) for text in texts)
+
+
+KEYS = {
+    "type": "object",
+    "properties": {
+        "the_first_of_the_long_names": {"enum": ["one long constant", "another long constant"]},
+        "the_second_of_the_long_names": {"type": "boolean"},
+        "the_third": {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["the_first_of_the_long_names", "the_second_of_the_long_names", "the_third"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def walking(tiny_model):
+    """An engine that takes a step for every token."""
+    with boughs.Engine(model_path=tiny_model, kv_memory="16M", disable_jump_forward=True) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("stop", [None, "second", "nt", 'third": ['])
+@pytest.mark.parametrize("most", [4, 9, 200])
+def test_jumping_changes_steps_and_not_the_text(engine, walking, stop, most):
+    params = {"json_schema": json.dumps(KEYS), "max_new_tokens": most, "stop": stop}
+    jumped, walked = ask(engine, **params), ask(walking, **params)
+    assert "forced_tokens" not in walked["meta_info"]
+    info = jumped["meta_info"]
+    if most == 200:
+        assert jumped["text"] == walked["text"]
+        assert info["finish_reason"]["type"] == "stop"
+        assert info["forced_tokens"] > info["completion_tokens"] / 2
+    else:  # tokens are cut elsewhere where the model has its own way to spell the text
+        shorter, longer = sorted((jumped["text"], walked["text"]), key=len)
+        assert longer.startswith(shorter)
+    assert info["completion_tokens"] == len(jumped["output_ids"]) <= most
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_jumping_keeps_to_the_language_when_sampling(engine, seed):
+    params = {"json_schema": json.dumps(KEYS), "max_new_tokens": 200, "seed": seed, "n": 3}
+    for answer in engine.generate("Once", {**params, "temperature": 40}):
+        jsonschema.validate(json.loads(answer["text"]), KEYS)
+        assert answer["meta_info"]["forced_tokens"] > 20
+        assert list(json.loads(answer["text"])) == list(KEYS["properties"])
+
+
+def test_with_logprobs_every_token_has_its_step(engine):
+    params = {"json_schema": json.dumps(KEYS), "max_new_tokens": 200, "temperature": 0}
+    answer = engine.generate("Once upon a time", params, return_logprob=True)
+    assert len(answer["meta_info"]["output_token_logprobs"]) == len(answer["output_ids"])
+    assert "forced_tokens" not in answer["meta_info"]
+    jsonschema.validate(json.loads(answer["text"]), KEYS)

@@ -91,7 +91,9 @@ def test_a_grammar_that_fails_fails_its_requests_alone():
     requests = [bound(0, [1, 2], "5"), bound(1, [1, 2], "5"), submit(2, [1, 2, 3], 4)]
     driver = run(grammars, {2: [("5", "regex: no")]}, [requests])
     for key in (0, 1):
-        assert [output.error for output in driver.outputs[key]] == [("GrammarError", "regex: no")]
+        assert [output.error for output in driver.outputs[key]] == [
+            ("GrammarError", "regex: no", None)
+        ]
     assert driver.ids(2) == alone(requests[2])
 
 
@@ -126,9 +128,56 @@ def test_a_mask_beyond_its_budget_fails_its_request_alone():
     grammars = rote.RoteGrammars("5 99 5")
     requests = [bound(0, [1, 2], "5 99 5"), submit(1, [1, 2, 3], 6)]
     driver = run(grammars, {}, [requests])
-    assert driver.outputs[0][-1].error == ("GrammarError", "regex: too complex")
+    assert driver.outputs[0][-1].error == ("GrammarError", "regex: too complex", "regex")
     assert driver.ids(0) == [5]
     assert driver.ids(1) == alone(requests[1])
+
+
+def test_forced_tokens_take_one_step_together():
+    source = "5,6 7 8 9 10 11,12 13 14 15"
+    requests = [bound(0, [1, 2, 3], source, 20), submit(1, [1, 2, 4], 20)]
+    jumping = run(rote.RoteGrammars(source, jumps=True), {}, [requests])
+    walking = run(rote.RoteGrammars(source), {}, [requests])
+    assert jumping.ids(0) == walking.ids(0)
+    assert [len(output.ids) for output in jumping.outputs[0]] == [5, 4]
+    assert [output.forced for output in jumping.outputs[0]] == [4, 3]
+    own = [(start, count) for step in jumping.model.steps for k, start, count in step if k == 0]
+    assert own == [(0, 3), (3, 5)]
+    assert jumping.ids(1) == walking.ids(1) == alone(requests[1])
+
+
+@pytest.mark.parametrize("most", range(1, 9))
+def test_forced_tokens_are_cut_at_the_limit(most):
+    source = "5,6 7 8 9 10 11,12 13"
+    driver = run(rote.RoteGrammars(source, jumps=True), {}, [[bound(0, [1, 2], source, most)]])
+    assert driver.ids(0)[1:5] == [7, 8, 9, 10][: most - 1]
+    assert len(driver.ids(0)) == min(most, 7)
+    assert driver.finish(0) == ("length" if most < 7 else "stop")
+    assert driver.outputs[0][-1].incomplete == (most < 7)
+
+
+def test_a_forced_stop_token_ends_the_output():
+    source = "5,6 7 8 9 10"
+    params = SamplingParams(
+        temperature=0.0, max_new_tokens=9, seed=0, regex=source, stop_token_ids=(8,)
+    )
+    request = Submit(key=0, prompt_ids=[1, 2], params=params)
+    driver = run(rote.RoteGrammars(source, jumps=True), {}, [[request]])
+    assert driver.ids(0)[1:] == [7, 8]
+    assert (driver.finish(0), driver.outputs[0][-1].matched) == ("stop", 8)
+
+
+def test_what_needs_a_step_for_each_token_gets_it():
+    """Logprobs are of a step; what a request's own lists forbid is the sampler's to refuse."""
+    source = "5,6 7 8"
+    lists = SamplingParams(temperature=0.0, seed=0, regex=source, allowed_token_ids=(5, 6, 7))
+    requests = [
+        bound(0, [1, 2], source, logprobs=True),
+        Submit(key=1, prompt_ids=[1, 2], params=lists),
+    ]
+    driver = run(rote.RoteGrammars(source, jumps=True), {}, [requests])
+    assert [len(output.logprobs) for output in driver.outputs[0]] == [1, 1, 1]
+    assert "the grammar forbid all" in driver.outputs[1][-1].error[1]
 
 
 @st.composite
@@ -138,7 +187,9 @@ def loads(draw):
     schedule = [[] for _ in range(12)]
     for key in range(draw(st.integers(1, 7))):
         prompt = draw(st.lists(st.integers(1, 3), min_size=1, max_size=14))
-        source = draw(st.none() | st.sampled_from(["5 6 7", "5,6 7,8 9 10", "11"]))
+        source = draw(
+            st.none() | st.sampled_from(["5 6 7", "5,6 7,8 9 10", "5,6 7 8 9 10,11 12 13", "11"])
+        )
         made = submit(key, prompt, draw(st.integers(1, 9)))
         if source is not None:
             params = msgspec.structs.replace(made.params, regex=source)
@@ -154,14 +205,20 @@ def loads(draw):
     return requests, schedule, at
 
 
-@given(loads(), st.integers(0, 4), st.sampled_from([3, 16]), st.sampled_from(["lpm", "fcfs"]))
-@settings(max_examples=80, deadline=None)
-def test_random_loads_keep_the_page_equation_and_their_grammars(load, extra, budget, policy):
+@given(
+    loads(),
+    st.integers(0, 4),
+    st.sampled_from([1, 3, 16]),
+    st.sampled_from(["lpm", "fcfs"]),
+    st.booleans(),
+)
+@settings(max_examples=120, deadline=None)
+def test_random_loads_keep_the_page_equation_and_their_grammars(load, extra, budget, policy, jumps):
     requests, schedule, at = load
     aborted = {m.key for messages in schedule for m in messages if isinstance(m, Abort)}
     longest = max(len(r.prompt_ids) + r.params.max_new_tokens for r in requests)
     driver = run(
-        rote.RoteGrammars(),
+        rote.RoteGrammars(jumps=jumps),
         at,
         schedule,
         num_pages=1 + extra + -(-longest // 4),
