@@ -22,6 +22,7 @@ ALIASES = {
     "max_completion_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "sampling_seed": "seed",
+    "lark": "ebnf",
 }
 """Other spellings of a field, in every interface."""
 
@@ -96,7 +97,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         strict: Refuse a `json_schema` with keywords that no grammar holds (`not`, `uniqueItems`,
             ...). Otherwise the finished value is checked, and a violation told in its
             `finish_reason`.
-        ebnf: The output is derived from this grammar (Lark's dialect of llguidance).
+        ebnf: The output is derived from this grammar: GBNF, or Lark in llguidance's dialect.
         priority: Higher is admitted earlier; the scheduler's policy orders those of one priority.
         cache_salt: Requests of different salts share no cached prefix.
         timeout: Seconds from arrival after which the request ends with `RequestTimeout`.

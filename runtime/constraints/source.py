@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from boughs.lang.errors import GrammarError
 
@@ -52,13 +53,18 @@ def explain(kind: str, source: str, message: str) -> str:
         return "it is nested too deeply: at most 127 levels of JSON are taken"
     found = _REGEX_ERROR.search(message)
     if found is None:
-        return message.partition("\n")[0]
+        first = message.partition("\n")[0]
+        own = kind == "ebnf" and not _GBNF.search(source)
+        return first if own else _LARK_PLACE.sub("", first)
     printed, caret, what = found[1], len(found[2]), found[3]
     if kind != "regex":
         return f"{what} at position {caret} of the regex {_short(printed)}"
     at = _position(source, printed, caret)
     return f"{what} at position {at}: {_short(source[:at])} ^ {_short(source[at:])}"
 
+
+_LARK_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+"""Where in the Lark grammar that was made of a source; the user has not seen it."""
 
 _REGEX_ERROR = re.compile(r"regex parse error:\n    (.*)\n    ( *)\^+[ ^]*\nerror: ([^\n]*)")
 
@@ -119,6 +125,21 @@ def _grammar(schema: Any) -> str:
     return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
 
 
+def _ebnf(source: str) -> Translated:
+    if _GBNF.search(source):
+        try:
+            source = gbnf_to_lark(source)
+        except RecursionError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- what the converter raises, in part
+            raise GrammarError(f"ebnf: {error}", "ebnf") from None
+    return Translated(LLMatcher.grammar_from_lark(source))
+
+
+_GBNF = re.compile(r"^[ \t]*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
+"""A rule of GBNF; no line of a Lark grammar begins so."""
+
+
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
@@ -126,5 +147,5 @@ def _no_constant(name: str) -> None:
 _GRAMMARS: dict[str, Callable[[str], Translated]] = {
     "regex": lambda source: Translated(LLMatcher.grammar_from_regex(source)),
     "json_schema": _json_schema,
-    "ebnf": lambda source: Translated(LLMatcher.grammar_from_lark(source)),
+    "ebnf": _ebnf,
 }

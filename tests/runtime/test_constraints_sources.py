@@ -4,7 +4,7 @@ import pytest
 
 from boughs.lang.errors import GrammarError
 from boughs.runtime.constraints.compiler import GrammarCompiler
-from boughs.runtime.constraints.matcher import MAX_MESSAGE
+from boughs.runtime.constraints.matcher import MAX_MESSAGE, load_tokenizer
 
 VOCAB, EOS = 384, 2
 
@@ -49,7 +49,13 @@ def run(grammars, kind, source, steps=20):
         ("regex", "(" * 5000 + "a" + ")" * 5000, "at position 250"),
         ("ebnf", "", "Empty grammar"),
         ("ebnf", "start: (", "Expected token"),
-        ("ebnf", "start: nope", "unknown name"),
+        ("ebnf", "start: nope", "at 1(8): unknown name"),
+        ("ebnf", "root ::= (", "Expected ')' at line 1, 'root ::= (' ^ ''"),
+        ("ebnf", 'root ::= "a" nope', "Rule 'nope' not found"),
+        ("ebnf", 'other ::= "a"', "No 'root' rule"),
+        ("ebnf", "root ::= " + "(" * 5000, "too deeply"),
+        ("ebnf", "root ::= [z-a]", "start must be <= the end at position 1"),
+        ("regex", r"a\b", "lookarounds not supported"),
     ],
 )
 def test_a_source_that_cannot_be_compiled_says_why(grammars, kind, source, says):
@@ -86,3 +92,34 @@ def test_a_schema_may_allow_anything(grammars, source):
 
 def test_the_empty_regex_allows_the_end_alone(grammars):
     assert run(grammars, "regex", "") == [EOS]
+
+
+SUMS = 'root ::= term ("+" term)*  # a sum\nterm ::= [0-9]{1,2} | "(" root ")"'
+LARK = 'start: term ("+" term)*\nterm: /[0-9]{1,2}/ | "(" start ")"'
+
+
+@pytest.mark.parametrize("source", [SUMS, LARK])
+@pytest.mark.parametrize(
+    ("text", "whole"), [("1+22", True), ("(1+2)+3", True), ("1+", False), ("123", False)]
+)
+def test_gbnf_and_lark_say_the_same(grammars, tiny_model, source, text, whole):
+    tokenizer = load_tokenizer(tiny_model, VOCAB, (EOS,))
+    matcher = grammars.matcher("ebnf", source)
+    ids = tokenizer.tokenize_str(text)
+    taken = matcher.raw.try_consume_tokens(ids)
+    assert (taken == len(ids) and matcher.accepting) == whole
+
+
+def test_every_end_of_the_model_is_allowed_where_the_grammar_may_end(tiny_model):
+    ends = (EOS, 0)
+    compiler = GrammarCompiler(tiny_model, VOCAB, ends)
+    try:
+        for end in ends:
+            matcher = compiler.matcher("regex", "a+")
+            assert not matcher.mask(VOCAB)[list(ends)].any()
+            matcher.accept(int(matcher.mask(VOCAB).nonzero()[0][0]))
+            assert matcher.mask(VOCAB)[list(ends)].all()
+            matcher.accept(end)
+            assert matcher.complete
+    finally:
+        compiler.close()
