@@ -22,7 +22,6 @@ ALIASES = {
     "max_completion_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "sampling_seed": "seed",
-    "lark": "ebnf",
 }
 """Other spellings of a field, in every interface."""
 
