@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
-from boughs.lang.errors import GrammarError
+from boughs.lang.errors import GrammarError, Unsupported
 
 from .matcher import Matcher, build, load_tokenizer
 from .trials import Trials, worker_command
@@ -56,13 +56,13 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         bounds: Bounds = Bounds(5.0, 1 << 30),  # noqa: B008 -- a tuple
         cache: Path | None = None,
     ) -> None:
-        self._folder = folder
+        self._folder = folder = Path(folder)
         self._vocab_size = vocab_size
         self._eos = eos_token_ids
         self._bounds = bounds
@@ -118,7 +118,13 @@ class GrammarCompiler:
 
     def _compile(self, kind: str, source: str) -> Grammar:
         assert self._tokenizer is not None, "`ask` has begun to load it"
-        tokenizer, verdicts = self._tokenizer.result()
+        try:
+            tokenizer, verdicts = self._tokenizer.result()
+        except Exception as error:
+            raise Unsupported(
+                f"{kind}: this model's tokenizer is of a kind that grammars do not know: {error}",
+                kind,
+            ) from error
         answer = verdicts.find(kind, source)
         if answer is None:
             answer = self._trials.run(kind, source)

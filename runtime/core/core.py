@@ -12,26 +12,24 @@ from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from boughs.kernels.bitmask import Bits
-from boughs.lang.errors import BoughsError, GrammarError, Unservable, as_plain
+from boughs.lang.errors import BoughsError, Unservable
 from boughs.radix import PrefixCache
 from boughs.runtime.beams import beam_limit
-from boughs.runtime.config import EngineConfig, parse_bytes
+from boughs.runtime.config import EngineConfig
 from boughs.runtime.constraints.compiler import Compiled, GrammarCompiler
 from boughs.runtime.constraints.masks import Masks
-from boughs.runtime.constraints.matcher import Matcher
-from boughs.runtime.constraints.worker import Bounds
 from boughs.runtime.core import prompt_logprobs
 from boughs.runtime.core.beam import BeamSearch
+from boughs.runtime.core.bound import Bound, compiler
 from boughs.runtime.core.calls import Calls
 from boughs.runtime.core.forbidden import Forbidden
+from boughs.runtime.core.next_token import NextTokens, failure
 from boughs.runtime.core.pooling import embedding, pool
 from boughs.runtime.core.request import Request
 from boughs.runtime.core.runner import ModelRunner, Runner
-from boughs.runtime.core.sampler import RowState, most_likely, sample, top_logprobs
+from boughs.runtime.core.sampler import RowState, most_likely
 from boughs.runtime.core.scheduler import Scheduler
 from boughs.runtime.core.scoring import gather_scores
 from boughs.runtime.core.step import Step, Work
@@ -49,7 +47,6 @@ from boughs.runtime.messages import (
     Submit,
     ToCore,
 )
-from boughs.runtime.models.store import default_home
 
 Receive = Callable[[float | None], list[ToCore]]
 """Messages that are there; waits up to so many seconds for the first (None: for ever)."""
@@ -113,8 +110,13 @@ class Core:
             weights=self.runner.weights_name,
             max_batched_tokens=placement.max_batched_tokens,
         )
-        self._grammars = grammars or _grammars(config, folder, self.limits)
-        self._masks = Masks(self.runner.vocab_size, config.threads or len(os.sched_getaffinity(0)))
+        threads = config.threads or len(os.sched_getaffinity(0))
+        self._bound = Bound(
+            grammars or compiler(config, self.limits),
+            Masks(self.runner.vocab_size, threads),
+            jump=not config.disable_jump_forward,
+        )
+        self._next = NextTokens(self.scheduler, self._bound, self.runner.filters)
         self._arrivals = 0
 
     def run(self, receive: Receive, send: Send) -> None:
@@ -122,13 +124,12 @@ class Core:
         try:
             self._serve(receive, send)
         finally:
-            self._grammars.close()
-            self._masks.close()
+            self._bound.close()
 
     def _serve(self, receive: Receive, send: Send) -> None:
         calls = Calls(self.scheduler, self.times, send)
         send(Ready(self.limits))
-        self._grammars.warm()
+        self._bound.warm()
         stalled = False
         times = self.times
         while True:
@@ -172,7 +173,7 @@ class Core:
         try:
             request = self._request(submit)
         except BoughsError as error:
-            outputs.append(_failure(submit.key, error))
+            outputs.append(failure(submit.key, error))
             return
         if request.compiled is not None and request.compiled.done():
             compiled, request.compiled = request.compiled, None
@@ -197,9 +198,8 @@ class Core:
         if params.allowed_token_ids is not None or submit.bad_ids:
             vocab = self.limits.vocab_size
             row.forbidden = Forbidden(vocab, params.allowed_token_ids, submit.bad_ids)
-        compiled = None
-        if params.constraint is not None:
-            compiled = self._grammars.ask(*params.constraint)
+        compiled = self._bound.ask(params.constraint)
+        if compiled is not None:
             row.ends |= self._eos  # a grammar's end is EOS, also under `ignore_eos`
         for token in submit.output_ids:
             row.note_output(token)
@@ -231,20 +231,10 @@ class Core:
 
     def _begin(self, request: Request, compiled: Compiled, outputs: list[Output]) -> bool:
         """Give a request its matcher, or the front the error; whether it has one."""
-        constraint = request.submit.params.constraint
-        assert constraint is not None, "it has a grammar"
         try:
-            grammar = compiled.result()
-            if request.submit.params.strict and grammar.weaker:
-                raise GrammarError(
-                    f"{constraint[0]}: {grammar.weaker[0]}: no grammar holds this keyword; without "
-                    "strict the finished value is checked, and a violation told"
-                )
-            request.matcher = grammar.matcher(constraint[0])
-            for token in request.submit.output_ids:
-                request.matcher.accept(token)
+            self._bound.begin(request, compiled)
         except BoughsError as error:
-            outputs.append(_failure(request.key, error))
+            outputs.append(failure(request.key, error))
             return False
         return True
 
@@ -264,15 +254,14 @@ class Core:
         self.times.admitted(step)
         self.times.end("schedule")
         last = self._last_rows(step)
-        bound = [work.request for work, _ in last if work.request.matcher is not None]
-        self._masks.begin([request.matcher for request in bound if request.matcher is not None])
+        self._bound.begin_masks(work.request for work, _ in last)
         hidden = self.runner.forward(step)
         self.times.end("model")
         prompt_logprobs.gather(step, hidden, self.runner.logits)
         gather_scores(step, hidden, self.runner.logits)
         pool(step, hidden)
         self.scheduler.computed(step)
-        masks = dict(zip(bound, self._masks.take(), strict=True))
+        masks = self._bound.take_masks()
         sampling: list[tuple[Request, int]] = []
         for work, row in last:
             if work.request.submit.params.max_new_tokens == 0:
@@ -288,7 +277,7 @@ class Core:
                 begin, at = at, at + sum(1 for _ in lines)
                 if request.search is None:
                     outputs.append(
-                        self._sampled(request, logits, begin, likely[begin], bits[begin])
+                        self._next.take(request, logits, begin, likely[begin], bits[begin])
                     )
                 else:
                     outputs += self._searched(request, request.search, logits[begin:at].cpu())
@@ -322,99 +311,6 @@ class Core:
             output.scores = request.scores
         return prompt_logprobs.attach(request, output)
 
-    def _sampled(
-        self, request: Request, logits: Tensor, row: int, token: int | None, mask: Bits | None
-    ) -> Output:
-        """Sample one token unless it is known, append it, and end the request if it is the last.
-
-        Its row of `logits` is made a tensor of its own only where that is needed.
-        """
-        output = request.output(ids=[])
-        if request.submit.logprobs:
-            logprobs = logits[row].log_softmax(-1)
-        try:
-            if request.matcher is not None:
-                request.matcher.check()  # its mask may have met its budget
-            if token is None:
-                token = self._sample(request, logits[row], mask)
-            if request.matcher is not None:
-                request.matcher.accept(token)
-        except BoughsError as error:  # of this request alone
-            self.scheduler.abort(request)
-            return _failure(request.key, error)
-        if request.submit.logprobs:
-            output.logprobs = [float(logprobs[token])]
-            if request.submit.top_logprobs:
-                output.top = top_logprobs(logprobs[None], request.submit.top_logprobs)
-            if request.submit.token_ids_logprob:
-                output.given = [logprobs[request.submit.token_ids_logprob].tolist()]
-        output.finish = self._append(request, token, output)
-        prompt_logprobs.attach(request, output)
-        if request.matcher is not None:
-            if output.finish is None and self._jumps(request):
-                try:
-                    token = self._jump(request, request.matcher, output)
-                except GrammarError as error:
-                    self.scheduler.abort(request)
-                    return _failure(request.key, error)
-            output.incomplete = output.finish == "length" and not request.matcher.accepting
-            output.weaker = output.finish == "stop" and request.matcher.weaker
-        if output.finish is not None:
-            if output.finish == "stop" and token in request.row.ends:
-                output.matched = token
-            self._end(request, output.finish)
-        return output
-
-    @torch.inference_mode()
-    def _sample(self, request: Request, logits: Tensor, mask: Bits | None) -> int:
-        filters = self.runner.filters
-        return sample(logits.clone(), request.row, request.output_len, mask, filters)
-
-    def _append(self, request: Request, token: int, output: Output) -> str | None:
-        """Take a token into the output; why it ended with it, if it has."""
-        request.tokens.append(token)
-        request.row.note_output(token)
-        output.ids.append(token)
-        return self._finish_reason(request, token)
-
-    def _jumps(self, request: Request) -> bool:
-        """Whether tokens that its grammar forces need no step each.
-
-        A logprob is a step's; what a request's own lists forbid is for the sampler to see.
-        """
-        own = request.submit.logprobs or request.row.forbidden is not None
-        return not (own or self._config.disable_jump_forward)
-
-    def _jump(self, request: Request, matcher: Matcher, output: Output) -> int:
-        """Take the forced tokens into the output, up to its end; the last token that it has."""
-        for token in matcher.forced():
-            matcher.accept(token)
-            output.forced += 1
-            output.finish = self._append(request, token, output)
-            if output.finish is not None:
-                break
-        return request.tokens[-1]
-
-    def _finish_reason(self, request: Request, token: int) -> str | None:
-        if token in request.row.ends and request.output_len > request.row.params.min_new_tokens:
-            return "stop"
-        if _complete(request.matcher):
-            return "stop"
-        return "length" if len(request.tokens) >= request.limit else None
-
-    def _end(self, request: Request, finish: str) -> None:
-        request.finish = finish
-        if request.submit.confirm:
-            self.scheduler.end_unconfirmed(request)
-        else:
-            self.scheduler.finish(request)
-
-
-def _grammars(config: EngineConfig, folder: Path, limits: Limits) -> GrammarCompiler:
-    bounds = Bounds(config.grammar_timeout, parse_bytes(config.grammar_memory, "grammar_memory"))
-    cache = default_home() / "grammars"
-    return GrammarCompiler(folder, limits.vocab_size, limits.eos_token_ids, bounds, cache)
-
 
 def _search(submit: Submit, ends: frozenset[int], most: int) -> BeamSearch:
     return BeamSearch(
@@ -425,11 +321,3 @@ def _search(submit: Submit, ends: frozenset[int], most: int) -> BeamSearch:
         logprobs=submit.logprobs,
         top=submit.top_logprobs,
     )
-
-
-def _complete(matcher: Matcher | None) -> bool:
-    return matcher is not None and matcher.complete
-
-
-def _failure(key: int, error: BoughsError) -> Output:
-    return Output(key=key, error=as_plain(error))

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from boughs.lang.errors import GrammarError
+from boughs.lang.errors import GrammarError, Unsupported
 from boughs.runtime.constraints.compiler import GrammarCompiler
 from boughs.runtime.constraints.trials import Trials
 from boughs.runtime.constraints.worker import Bounds
@@ -98,6 +98,14 @@ def test_a_folder_that_cannot_be_made_keeps_nothing(compiler_of, tmp_path):
     (tmp_path / "file").touch()
     grammars = compiler_of(cache=tmp_path / "file" / "folder")
     assert grammars.matcher("regex", "ab").mask(VOCAB).any()
+
+
+def test_a_model_without_a_tokenizer_that_grammars_know_says_so(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    compiler = GrammarCompiler(tmp_path, VOCAB, (EOS,))
+    with pytest.raises(Unsupported, match="regex: this model's tokenizer is of a kind"):
+        compiler.matcher("regex", "a")
+    compiler.close()
 
 
 DIES = """

@@ -286,7 +286,7 @@ def test_beams_that_fill_the_pool_end_with_length():
 )
 def test_more_beams_than_a_step_holds_are_refused(config, named):
     driver = Driver(num_pages=80, **config).run([[beams(0, [1, 2], 4)]])
-    kind, message = driver.outputs[0][0].error
+    kind, message, _ = driver.outputs[0][0].error
     assert kind == "InvalidRequest"
     assert "beam_width" in message
     assert named in message
