@@ -75,20 +75,26 @@ class Finish(msgspec.Struct, frozen=True):
     """Why an output ended.
 
     `type` is `stop`, `length` or `abort`; `matched` the stop string or token id; `length` the
-    number of tokens of an output that was cut; `message` says why it was aborted.
+    number of tokens of an output that was cut; `message` says why it was aborted. `incomplete`
+    tells of one that was cut where its grammar goes on; `violation` how one that a grammar could
+    not hold to its whole schema violates it.
     """
 
     type: str
     matched: str | int | None = None
     length: int | None = None
     message: str | None = None
+    incomplete: bool = False
+    violation: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """SGLang's `finish_reason`."""
+        """SGLang's `finish_reason`, with what it lacks where there is something to tell."""
         if self.type == "stop":
-            return {"type": "stop", "matched": self.matched}
+            told = {} if self.violation is None else {"violation": self.violation}
+            return {"type": "stop", "matched": self.matched, **told}
         if self.type == "length":
-            return {"type": "length", "length": self.length}
+            cut = {"incomplete": True} if self.incomplete else {}
+            return {"type": "length", "length": self.length, **cut}
         return {"type": "abort", "message": self.message}
 
 
@@ -136,6 +142,7 @@ class Chunk(msgspec.Struct, kw_only=True):
         discarded_tokens: In the last chunk of the first choice, with `best_of`: tokens of the
             choices that were made and are not among the `n`.
         extra: In the last chunk: what only this kind of backend tells, for the meta info.
+        forced_tokens: How many of the completion tokens a grammar forced, without a step each.
     """
 
     rid: str
@@ -154,6 +161,7 @@ class Chunk(msgspec.Struct, kw_only=True):
     sequence_score: float | None = None
     discarded_tokens: int = 0
     extra: dict[str, Any] | None = None
+    forced_tokens: int = 0
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):
@@ -387,6 +395,7 @@ class Answer(msgspec.Struct, kw_only=True):
     sequence_score: float | None = None
     discarded_tokens: int = 0
     extra: dict[str, Any] | None = None
+    forced_tokens: int = 0
 
     def add(self, chunk: Chunk) -> None:
         """Append what is new in `chunk`."""
@@ -409,6 +418,7 @@ class Answer(msgspec.Struct, kw_only=True):
         self.discarded_tokens = chunk.discarded_tokens
         if chunk.extra is not None:
             self.extra = chunk.extra
+        self.forced_tokens = chunk.forced_tokens
 
     def as_chunk(self) -> Chunk:
         """The whole answer as one chunk."""

@@ -167,5 +167,7 @@ def located(error: BaseException, where: str) -> BoughsError:
         placed.args = (f"{where}: {error}", *error.args[1:])
     else:
         placed = ProgramError(f"{where}: {type(error).__name__}: {error}")
+    if isinstance(error, InvalidRequest):
+        error.__traceback__ = None  # its place is in the user's source, not in a backend's
     placed.__cause__ = error
     return placed

@@ -23,7 +23,8 @@ def meta_info(
 
     Returns:
         `id, finish_reason` (None while the answer is unfinished), `prompt_tokens,
-        completion_tokens, cached_tokens`, and `e2e_latency` if given. With `best_of` or
+        completion_tokens, cached_tokens`, and `e2e_latency` if given. Of the completion tokens
+        `forced_tokens` were forced by a grammar, if any. With `best_of` or
         `beam_width` `cumulative_logprob`, with `best_of` `discarded_tokens` (of the first choice),
         and with `beam_width` `sequence_score`; what only this kind of backend tells (the answer's
         `extra`). Where logprobs were asked for
@@ -45,8 +46,9 @@ def meta_info(
     for name in ("cumulative_logprob", "sequence_score"):
         if (value := getattr(answer, name)) is not None:
             info[name] = value
-    if answer.discarded_tokens:
-        info["discarded_tokens"] = answer.discarded_tokens
+    for name in ("discarded_tokens", "forced_tokens"):
+        if count := getattr(answer, name):
+            info[name] = count
     if answer.extra is not None:
         info.update(answer.extra)
     if answer.logprobs is None and answer.prompt_logprobs is None:

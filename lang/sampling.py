@@ -93,7 +93,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         seed: Seed of the choice's random numbers; drawn by the front when None.
         regex: The output matches this regular expression, wholly.
         json_schema: The output is JSON that is valid under this schema (a JSON string).
-        ebnf: The output is derived from this grammar (Lark's dialect of llguidance).
+        strict: Refuse a `json_schema` with keywords that no grammar holds (`not`, `uniqueItems`,
+            ...). Otherwise the finished value is checked, and a violation told in its
+            `finish_reason`.
+        ebnf: The output is derived from this grammar: GBNF, or Lark in llguidance's dialect.
         priority: Higher is admitted earlier; the scheduler's policy orders those of one priority.
         cache_salt: Requests of different salts share no cached prefix.
         timeout: Seconds from arrival after which the request ends with `RequestTimeout`.
@@ -127,6 +130,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     regex: str | None = None
     json_schema: str | None = None
     ebnf: str | None = None
+    strict: bool = False
     priority: int = 0
     cache_salt: str | None = None
     timeout: float | None = None

@@ -106,6 +106,7 @@ class Answers:
             cumulative_logprob=meta.get("cumulative_logprob"),
             sequence_score=meta.get("sequence_score"),
             discarded_tokens=meta.get("discarded_tokens", 0),
+            forced_tokens=meta.get("forced_tokens", 0),
         )
         made = meta.get("output_token_logprobs")
         if made is not None:

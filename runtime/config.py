@@ -6,6 +6,7 @@ process as JSON. This module knows no model and no request.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -104,6 +105,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_radix_cache: Annotated[bool, _help("keep no prefix after its request has ended")] = (
         False
     )
+    disable_jump_forward: Annotated[
+        bool, _help("take a step for every token that a grammar forces")
+    ] = False
+    grammar_timeout: Annotated[float, _help("seconds that compiling one grammar may take")] = 5.0
+    grammar_memory: Annotated[
+        str, _help("memory that compiling one grammar may take, as 512M or 4G")
+    ] = "1G"
     check_invariants: Annotated[
         bool, _help("for debugging: check every page and queue after each step (slow)")
     ] = False
@@ -126,6 +134,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.schedule_conservativeness}",
                 "schedule_conservativeness",
             )
+        if not 0 < self.grammar_timeout < math.inf:
+            raise InvalidRequest(
+                f"grammar_timeout must be above 0 and finite, got {self.grammar_timeout}",
+                "grammar_timeout",
+            )
+        parse_bytes(self.grammar_memory, "grammar_memory")
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory)
 

@@ -160,6 +160,9 @@ class Output(msgspec.Struct, omit_defaults=True):
         embedding: The pooled hidden state, as float32 in this machine's byte order.
         finish: `stop`, `length` or None; the last output of a submission has one.
         matched: The token that ended it, for `stop`.
+        forced: How many of the new tokens, the last ones, no step chose: the grammar forced them.
+        incomplete: Whether it was cut, for `length`, where its grammar goes on.
+        weaker: Whether it ended, by `stop`, under a grammar that allows more than its schema.
         error: (class name, message, field) when it failed; nothing follows.
         hypotheses: What a beam search found, best first; it has only this one output.
     """
@@ -177,6 +180,9 @@ class Output(msgspec.Struct, omit_defaults=True):
     embedding: bytes | None = None
     finish: str | None = None
     matched: int | None = None
+    forced: int = 0
+    incomplete: bool = False
+    weaker: bool = False
     error: Plain | None = None
     hypotheses: list[Hypothesis] | None = None
 

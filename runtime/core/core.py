@@ -6,27 +6,30 @@ How messages travel is the caller's business: `run` takes a way to receive and a
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from boughs.lang.errors import BoughsError, Unservable, as_plain
+from boughs.lang.errors import BoughsError, Unservable
 from boughs.radix import PrefixCache
 from boughs.runtime.beams import beam_limit
 from boughs.runtime.config import EngineConfig
+from boughs.runtime.constraints.compiler import Compiled, GrammarCompiler
+from boughs.runtime.constraints.masks import Masks
 from boughs.runtime.core import prompt_logprobs
 from boughs.runtime.core.beam import BeamSearch
+from boughs.runtime.core.bound import Bound, compiler
 from boughs.runtime.core.calls import Calls
 from boughs.runtime.core.forbidden import Forbidden
-from boughs.runtime.core.grammar import GrammarCompiler, Matcher
+from boughs.runtime.core.next_token import NextTokens, failure
 from boughs.runtime.core.pooling import embedding, pool
 from boughs.runtime.core.request import Request
 from boughs.runtime.core.runner import ModelRunner, Runner
-from boughs.runtime.core.sampler import RowState, most_likely, sample, top_logprobs
+from boughs.runtime.core.sampler import RowState, most_likely
 from boughs.runtime.core.scheduler import Scheduler
 from boughs.runtime.core.scoring import gather_scores
 from boughs.runtime.core.step import Step, Work
@@ -51,15 +54,25 @@ Receive = Callable[[float | None], list[ToCore]]
 Send = Callable[[FromCore], None]
 
 
+GRAMMAR_POLL = 0.002
+"""Seconds after which a core that has nothing else to do looks for compiled grammars again."""
+
+
 class Core:
     """One model, one cache, one queue.
 
     Args:
         config: The engine's settings; `model_path` is a resolved folder.
         runner: What computes; by default the model in that folder.
+        grammars: What compiles grammars; by default for the tokenizer in that folder.
     """
 
-    def __init__(self, config: EngineConfig, runner: Runner | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         folder = Path(config.model_path)
         self.runner = ModelRunner(config, folder) if runner is None else runner
         placement = self.runner.placement
@@ -97,18 +110,33 @@ class Core:
             weights=self.runner.weights_name,
             max_batched_tokens=placement.max_batched_tokens,
         )
-        self._grammars = GrammarCompiler(folder, self.runner.vocab_size, eos)
+        threads = config.threads or len(os.sched_getaffinity(0))
+        self._bound = Bound(
+            grammars or compiler(config, self.limits),
+            Masks(self.runner.vocab_size, threads),
+            jump=not config.disable_jump_forward,
+        )
+        self._next = NextTokens(self.scheduler, self._bound, self.runner.filters)
         self._arrivals = 0
 
     def run(self, receive: Receive, send: Send) -> None:
         """Serve until `Shutdown` arrives. An idle core waits in `receive` and costs nothing."""
+        try:
+            self._serve(receive, send)
+        finally:
+            self._bound.close()
+
+    def _serve(self, receive: Receive, send: Send) -> None:
         calls = Calls(self.scheduler, self.times, send)
         send(Ready(self.limits))
+        self._bound.warm()
         stalled = False
         times = self.times
         while True:
             outputs: list[Output] = []
             wait = calls.patience if stalled or not self.scheduler.has_work else 0.0
+            if self.scheduler.compiling:
+                wait = GRAMMAR_POLL if wait is None else min(wait, GRAMMAR_POLL)
             for message in receive(wait):
                 if isinstance(message, Shutdown):
                     return
@@ -116,6 +144,7 @@ class Core:
                     calls.take(message)
                 else:
                     self._take(message, outputs)
+            self._take_grammars(outputs)
             times.begin()
             stalled = not self._step(outputs) and self.scheduler.has_work
             if outputs:
@@ -144,8 +173,12 @@ class Core:
         try:
             request = self._request(submit)
         except BoughsError as error:
-            outputs.append(_failure(submit.key, error))
+            outputs.append(failure(submit.key, error))
             return
+        if request.compiled is not None and request.compiled.done():
+            compiled, request.compiled = request.compiled, None
+            if not self._begin(request, compiled, outputs):
+                return
         if request.output_len and len(request.tokens) >= request.limit:
             outputs.append(request.output(finish="length"))  # the core before it had more pages
         else:
@@ -165,14 +198,11 @@ class Core:
         if params.allowed_token_ids is not None or submit.bad_ids:
             vocab = self.limits.vocab_size
             row.forbidden = Forbidden(vocab, params.allowed_token_ids, submit.bad_ids)
-        matcher = None
-        if params.constraint is not None:
-            matcher = self._grammars.matcher(*params.constraint)
+        compiled = self._bound.ask(params.constraint)
+        if compiled is not None:
             row.ends |= self._eos  # a grammar's end is EOS, also under `ignore_eos`
         for token in submit.output_ids:
             row.note_output(token)
-            if matcher is not None:
-                matcher.accept(token)
         self._arrivals += 1
         # The last token needs no row.
         limit = min(prompt + params.max_new_tokens, self.limits.context_length, pool + 1)
@@ -184,9 +214,29 @@ class Core:
             limit=limit,
             tokens=array("i", submit.prompt_ids + submit.output_ids),
             row=row,
-            matcher=matcher,
+            compiled=compiled,
             search=None if params.beam_width is None else _search(submit, ends, limit - prompt),
         )
+
+    def _take_grammars(self, outputs: list[Output]) -> None:
+        """Let the requests go on whose grammars have been compiled meanwhile."""
+        for request in self.scheduler.compiling:
+            assert request.compiled is not None, "it waits for it"
+            if not request.compiled.done():
+                continue
+            if self._begin(request, request.compiled, outputs):
+                self.scheduler.free(request)
+            else:
+                self.scheduler.abort(request)
+
+    def _begin(self, request: Request, compiled: Compiled, outputs: list[Output]) -> bool:
+        """Give a request its matcher, or the front the error; whether it has one."""
+        try:
+            self._bound.begin(request, compiled)
+        except BoughsError as error:
+            outputs.append(failure(request.key, error))
+            return False
+        return True
 
     def check(self) -> None:
         """Raise AssertionError where the pages or queues disagree."""
@@ -203,13 +253,15 @@ class Core:
             return False
         self.times.admitted(step)
         self.times.end("schedule")
+        last = self._last_rows(step)
+        self._bound.begin_masks(work.request for work, _ in last)
         hidden = self.runner.forward(step)
         self.times.end("model")
         prompt_logprobs.gather(step, hidden, self.runner.logits)
         gather_scores(step, hidden, self.runner.logits)
         pool(step, hidden)
-        last = self._last_rows(step)
         self.scheduler.computed(step)
+        masks = self._bound.take_masks()
         sampling: list[tuple[Request, int]] = []
         for work, row in last:
             if work.request.submit.params.max_new_tokens == 0:
@@ -218,12 +270,15 @@ class Core:
                 sampling.append((work.request, row))
         if sampling:
             logits = self.runner.logits(hidden[[row for _, row in sampling]])
-            likely = most_likely(logits, [request.is_plain for request, _ in sampling])
+            bits = [masks.get(request) for request, _ in sampling]
+            likely = most_likely(logits, [request.is_plain for request, _ in sampling], bits)
             at = 0
             for request, lines in groupby(sampling, key=lambda pair: pair[0].group or pair[0]):
                 begin, at = at, at + sum(1 for _ in lines)
                 if request.search is None:
-                    outputs.append(self._sampled(request, logits, begin, likely[begin]))
+                    outputs.append(
+                        self._next.take(request, logits, begin, likely[begin], bits[begin])
+                    )
                 else:
                     outputs += self._searched(request, request.search, logits[begin:at].cpu())
         self.times.end("sample")
@@ -260,61 +315,6 @@ class Core:
             output.scores = request.scores
         return prompt_logprobs.attach(request, output)
 
-    def _sampled(self, request: Request, logits: Tensor, row: int, token: int | None) -> Output:
-        """Sample one token unless it is known, append it, and end the request if it is the last.
-
-        Its row of `logits` is made a tensor of its own only where that is needed.
-        """
-        output = request.output()
-        if request.submit.logprobs:
-            logprobs = logits[row].log_softmax(-1)
-        try:
-            token = self._sample(request, logits[row]) if token is None else token
-        except BoughsError as error:  # of this request alone
-            self.scheduler.abort(request)
-            return _failure(request.key, error)
-        if request.submit.logprobs:
-            output.logprobs = [float(logprobs[token])]
-            if request.submit.top_logprobs:
-                output.top = top_logprobs(logprobs[None], request.submit.top_logprobs)
-            if request.submit.token_ids_logprob:
-                output.given = [logprobs[request.submit.token_ids_logprob].tolist()]
-        request.tokens.append(token)
-        request.row.note_output(token)
-        output.ids = [token]
-        prompt_logprobs.attach(request, output)
-        output.finish = self._finish_reason(request, token)
-        if output.finish is not None:
-            if output.finish == "stop" and token in request.row.ends:
-                output.matched = token
-            self._end(request, output.finish)
-        return output
-
-    @torch.inference_mode()
-    def _sample(self, request: Request, logits: Tensor) -> int:
-        matcher = request.matcher
-        mask = None
-        if matcher is not None:
-            mask = matcher.mask(self.limits.vocab_size)
-        token = sample(logits.clone(), request.row, request.output_len, mask, self.runner.filters)
-        if matcher is not None:
-            matcher.accept(token)
-        return token
-
-    def _finish_reason(self, request: Request, token: int) -> str | None:
-        if token in request.row.ends and request.output_len > request.row.params.min_new_tokens:
-            return "stop"
-        if _complete(request.matcher):
-            return "stop"
-        return "length" if len(request.tokens) >= request.limit else None
-
-    def _end(self, request: Request, finish: str) -> None:
-        request.finish = finish
-        if request.submit.confirm:
-            self.scheduler.end_unconfirmed(request)
-        else:
-            self.scheduler.finish(request)
-
 
 def _search(submit: Submit, ends: frozenset[int], most: int) -> BeamSearch:
     return BeamSearch(
@@ -325,11 +325,3 @@ def _search(submit: Submit, ends: frozenset[int], most: int) -> BeamSearch:
         logprobs=submit.logprobs,
         top=submit.top_logprobs,
     )
-
-
-def _complete(matcher: Matcher | None) -> bool:
-    return matcher is not None and matcher.complete
-
-
-def _failure(key: int, error: BoughsError) -> Output:
-    return Output(key=key, error=as_plain(error))

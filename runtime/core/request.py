@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from boughs.radix import Sequence, Spot
+from boughs.runtime.constraints.compiler import Compiled
+from boughs.runtime.constraints.matcher import Matcher
 from boughs.runtime.core.beam import BeamSearch
-from boughs.runtime.core.grammar import Matcher
 from boughs.runtime.core.sampler import RowState
 from boughs.runtime.messages import Output, Submit
 
@@ -40,6 +41,7 @@ class Request:
         prompt_logprobs: Gathered chunk by chunk, where they are asked for.
         row: What the sampler keeps for it.
         matcher: Its grammar, if it has one.
+        compiled: Where its grammar will be, until it is there.
         scope: Requests of another scope share no prefix with it.
         wanted: While it waits, the tokens that may come from the cache, as the tree keys them.
         spot: Where they were found last.
@@ -59,6 +61,7 @@ class Request:
     tokens: array[int]
     row: RowState
     matcher: Matcher | None = None
+    compiled: Compiled | None = None
     scope: Hashable = ""
     wanted: bytes = b""
     spot: Spot | None = None
@@ -92,8 +95,8 @@ class Request:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its next token is the most likely one, whatever that is."""
-        return self.search is None and self.matcher is None and self.row.is_plain(self.output_len)
+        """Whether its next token is the most likely one, of those that its grammar allows."""
+        return self.search is None and self.row.is_plain(self.output_len)
 
     @property
     def priority(self) -> int:

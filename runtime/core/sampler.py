@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boughs.kernels.bitmask import Bits, best_allowed, expand, forbid
 from boughs.kernels.filters import TORCH, Filters
 from boughs.lang.errors import BoughsError, InvalidRequest
 from boughs.lang.sampling import SamplingParams
@@ -75,7 +76,9 @@ class RowState:
             self.forbidden.note(token)
 
 
-def most_likely(logits: Tensor, plain: Sequence[bool]) -> list[int | None]:
+def most_likely(
+    logits: Tensor, plain: Sequence[bool], masks: Sequence[Bits | None]
+) -> list[int | None]:
     """The tokens of the rows that need nothing but the most likely one, all at once.
 
     It is bitwise what `sample` gives for each; None stands for the rows that `sample` is to treat.
@@ -83,10 +86,18 @@ def most_likely(logits: Tensor, plain: Sequence[bool]) -> list[int | None]:
 
     Args:
         logits: float32 [rows, vocab].
-        plain: Which rows are so (`RowState.is_plain`, and no grammar).
+        plain: Which rows are so (`RowState.is_plain`).
+        masks: Of each row, the tokens that its grammar allows, if it has one.
     """
     made: list[int | None] = [None] * len(plain)
-    rows = [at for at, is_plain in enumerate(plain) if is_plain]
+    rows = [at for at, is_plain in enumerate(plain) if is_plain and masks[at] is None]
+    masked = [at for at, is_plain in enumerate(plain) if is_plain and masks[at] is not None]
+    if not rows and not masked:
+        return made
+    if masked:
+        bits = np.stack([mask for at in masked if (mask := masks[at]) is not None])
+        for at, token in zip(masked, _best_under(logits, masked, bits), strict=True):
+            made[at] = None if token < 0 else token  # else `sample` says what is wrong
     if not rows:
         return made
     tokens, best = _best(logits if len(rows) == len(plain) else logits[rows])
@@ -106,11 +117,25 @@ def _best(logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return best.indices.numpy(force=True), best.values.numpy(force=True)
 
 
+def _best_under(logits: Tensor, rows: list[int], bits: Bits) -> list[int]:
+    """The best allowed token of some rows of [rows, vocab]; -1 where there is none."""
+    if logits.device.type == "cpu":
+        tokens = np.empty(len(rows), dtype=np.int64)
+        table = np.ascontiguousarray(logits.numpy(force=True))
+        best_allowed()(table, np.array(rows), bits, tokens)
+    else:
+        allowed = expand(bits, logits.shape[-1], logits.device)
+        tokens, best = _best(logits[rows].masked_fill(~allowed, -torch.inf))
+        tokens = np.where(np.isfinite(best), tokens, -1)
+    made: list[int] = tokens.tolist()
+    return made
+
+
 def sample(
     logits: Tensor,
     row: RowState,
     index: int,
-    mask: np.ndarray | None,
+    mask: Bits | None,
     filters: Filters = TORCH,
 ) -> int:
     """The next token of one request.
@@ -119,7 +144,7 @@ def sample(
         logits: float32 [vocab], the row's own; changed in place.
         row: The request's parameters and counts.
         index: How many output tokens it has.
-        mask: bool [vocab], the tokens that its grammar allows, or None.
+        mask: uint32 [words], the tokens that its grammar allows (`kernels.bitmask`), or None.
         filters: What top-k and top-p are computed by.
 
     Raises:
@@ -144,14 +169,14 @@ def sample(
     return at if at < len(probs) and probs[at] > 0 else int(probs.nonzero()[-1])
 
 
-def adjust(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -> None:
+def adjust(logits: Tensor, row: RowState, index: int, mask: Bits | None) -> None:
     """Apply all that comes before temperature: penalties, then the bias, then what is forbidden.
 
     Args:
         logits: float32 [vocab]; changed in place. Forbidden tokens get minus infinity.
         row: The request's parameters and counts.
         index: How many output tokens it has.
-        mask: bool [vocab], the tokens that its grammar allows, or None.
+        mask: uint32 [words], the tokens that its grammar allows (`kernels.bitmask`), or None.
     """
     params = row.params
     if row.seen:
@@ -171,9 +196,12 @@ def adjust(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -
     _forbid(logits, row, index, mask)
 
 
-def _forbid(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) -> None:
+def _forbid(logits: Tensor, row: RowState, index: int, mask: Bits | None) -> None:
     if mask is not None:
-        logits.masked_fill_(torch.from_numpy(~mask).to(logits.device), -torch.inf)
+        if logits.device.type == "cpu":
+            forbid()(logits.numpy(), mask)
+        else:
+            logits.masked_fill_(~expand(mask, len(logits), logits.device), -torch.inf)
     if row.forbidden is not None:
         if row.forbidden.always is not None:
             logits.masked_fill_(row.forbidden.always.to(logits.device), -torch.inf)
@@ -181,11 +209,18 @@ def _forbid(logits: Tensor, row: RowState, index: int, mask: np.ndarray | None) 
     if index < row.params.min_new_tokens and row.ends:
         ends = sorted(row.ends)
         # Where the end is all that a grammar leaves, there is no more to come.
-        if mask is None or np.count_nonzero(mask) > np.count_nonzero(mask[ends]):
+        if mask is None or _allows_other(mask, ends):
             logits[ends] = -torch.inf
 
 
-def _nothing_left(row: RowState, index: int, mask: np.ndarray | None) -> InvalidRequest:
+def _allows_other(mask: Bits, tokens: Sequence[int]) -> bool:
+    rest = mask.copy()
+    for token in tokens:
+        rest[token // 32] &= ~np.uint32(1 << token % 32)
+    return bool(rest.any())
+
+
+def _nothing_left(row: RowState, index: int, mask: Bits | None) -> InvalidRequest:
     params = row.params
     forbids = {
         "allowed_token_ids": params.allowed_token_ids is not None,

@@ -60,6 +60,7 @@ class Scheduler:
         self._conservativeness = conservativeness
         self._steps = 0
         self._last = ("", b"")  # the place of what was admitted last
+        self._compiling: list[Request] = []  # their grammars are: they hold and want nothing
         self._waiting: list[Request] = []
         self._running: list[Request] = []  # in the order of arrival
         self._ended: dict[int, Request] = {}  # by key; pages kept until the front confirms
@@ -68,9 +69,23 @@ class Scheduler:
     # ---- the queues ----
 
     def add(self, request: Request) -> None:
-        """Let a new request wait."""
+        """Let a new request wait; one without its grammar until `free`, apart from the others."""
         request.scope = self.cache.scope(request.submit.namespace, request.family)
         self._by_key[request.key] = request
+        if request.compiled is None:
+            self._wait(request)
+        else:
+            self._compiling.append(request)
+
+    @property
+    def compiling(self) -> list[Request]:
+        """The requests that wait for their grammars."""
+        return list(self._compiling)
+
+    def free(self, request: Request) -> None:
+        """The request's grammar is there: let it wait like others."""
+        self._compiling.remove(request)
+        request.compiled = None
         self._wait(request)
 
     def find(self, key: int) -> Request | None:
@@ -96,7 +111,7 @@ class Scheduler:
         """How many requests are in each state."""
         return {
             "running": len(self._running),
-            "waiting": len(self._waiting),
+            "waiting": len(self._waiting) + len(self._compiling),
             "unconfirmed": len(self._ended),
         }
 
@@ -130,8 +145,13 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         del self._by_key[request.key]
         if self._ended.pop(request.key, None) is None:
-            (self._running if request.holds_pages else self._waiting).remove(request)
+            self._queue_of(request).remove(request)
         self._give_back(request)
+
+    def _queue_of(self, request: Request) -> list[Request]:
+        if request.holds_pages:
+            return self._running
+        return self._waiting if request.compiled is None else self._compiling
 
     def _give_back(self, request: Request) -> None:
         for part in request.parts:
@@ -153,10 +173,13 @@ class Scheduler:
                 self._decode_beams(request, step)
             elif request.sequence is not None and not request.prefilling:
                 self._decode(request, step)
-        for request in self._running:
-            budget = self._budget - step.tokens
-            if budget > 0 and request.prefilling:
-                step.add(request, min(budget, request.remaining))
+        for request in list(self._running):
+            if not request.prefilling:
+                continue
+            if request.output_len:  # what a grammar forced may need pages
+                self._decode(request, step)
+            elif step.tokens < self._budget:
+                step.add(request, min(self._budget - step.tokens, request.remaining))
         self._admit(step)
         if step.works:  # with none, nothing carries the copies out
             step.copies = self.cache.take_copies()
@@ -180,7 +203,7 @@ class Scheduler:
                 self.counters.decode_tokens += work.count
 
     def _decode(self, request: Request, step: Step) -> None:
-        """Give one decode its token, retracting requests while pages are short.
+        """Give one decode its tokens, retracting requests while pages are short.
 
         A request that is alone may still hold a page too many: its own copy of one that the tree
         lists. Retracted, it is admitted again without it.
@@ -195,7 +218,7 @@ class Scheduler:
                     return  # the front is about to give pages back
                 self._retract(victim(self._running), step)
             else:
-                step.add(request, 1)
+                step.add(request, min(self._budget - step.tokens, request.remaining))
                 return
 
     def _decode_beams(self, request: Request, step: Step) -> None:
@@ -333,7 +356,7 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError where the queues or the pages disagree."""
         self.cache.check()
-        for request in self._waiting:
+        for request in (*self._waiting, *self._compiling):
             assert not request.holds_pages, f"waiting request {request.key} holds pages"
             for part in request.parts:
                 assert part.computed == 0, f"waiting request {request.key} has rows"
@@ -344,7 +367,7 @@ class Scheduler:
                 room = len(pages) * self._page_size
                 assert part.computed <= room, f"request {request.key} has rows beyond its pages"
                 assert part.computed <= len(part.tokens), f"request {request.key}: extra rows"
-        every = [*self._waiting, *self._running, *self._ended.values()]
+        every = [*self._compiling, *self._waiting, *self._running, *self._ended.values()]
         assert len(every) == len(self._by_key), "a request is lost or in two queues"
         assert {r.key for r in every} == set(self._by_key), "the queues and the index disagree"
         if self.is_empty:

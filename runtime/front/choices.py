@@ -5,12 +5,13 @@ This module knows the submissions of one request and their text, and no core, li
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import msgspec
 
-from boughs.lang.backend import Answer, Chunk
+from boughs.lang.backend import Answer, Chunk, Finish
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.messages import Hypothesis, Output
 
@@ -69,10 +70,24 @@ async def _each(tokenizer: Tokenizer, asked: Asked, run: Running) -> AsyncIterat
         chunk = choice.add(output, cached_tokens)
         if choice.ended:
             del going[index]
+            if output.weaker and chunk is not None:
+                chunk.finish = await _checked(asked, choice, chunk.finish)
             if asked.params.stops_in_text:
                 run.finish(index, choice.length)
         for ready in () if chunk is None else sent.ready(chunk):
             yield ready
+
+
+async def _checked(asked: Asked, choice: ChoiceOutput, finish: Finish | None) -> Finish | None:
+    """The end of a choice whose grammar allows more than its schema: with a violation, if any."""
+    source = asked.params.json_schema
+    # What ends at a stop of the user's own is no whole value.
+    if source is None or finish is None or isinstance(finish.matched, str):
+        return finish
+    from boughs.runtime.constraints.check import violation  # loads jsonschema: few requests need it
+
+    found = await asyncio.to_thread(violation, source, choice.whole_text)
+    return msgspec.structs.replace(finish, violation=found)
 
 
 async def _ranked(tokenizer: Tokenizer, asked: Asked, run: Running) -> AsyncIterator[Chunk]:

@@ -82,6 +82,7 @@ class ChoiceOutput:
         self._pieces: list[str] = []  # the characters that each token completed
         self._ends: list[int] = []  # characters up to and with each token's
         self._whole: list[bool] = []  # whether each token ends with a whole character
+        self._forced: list[int] = []  # forced tokens up to and with each
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] | None = None
         self._cached_tokens = 0
@@ -90,6 +91,11 @@ class ChoiceOutput:
         self._started = False
         self.finish: Finish | None = None
         self.length = 0
+
+    @property
+    def whole_text(self) -> str:
+        """All text of its tokens, those of a stop included."""
+        return "".join(self._pieces)
 
     @property
     def ended(self) -> bool:
@@ -111,7 +117,9 @@ class ChoiceOutput:
             self._prompt_logprobs = self._of_prompt(output)
         if output.logprobs is not None:
             self._logprobs += self._entries(output.ids, output.logprobs, output.top, output.given)
+        chosen = len(output.ids) - output.forced
         for at, token in enumerate(output.ids, 1):
+            self._forced.append((self._forced[-1] if self._forced else 0) + (at > chosen))
             self._take(token, is_stop=output.matched is not None and at == len(output.ids))
             if self._finder is not None and self._finder.final:
                 return self._end_at_stop()
@@ -122,7 +130,8 @@ class ChoiceOutput:
         if self._finder is not None and self._finder.best is not None:
             return self._end_at_stop()
         if output.finish == "length":
-            return self._end(Finish("length", length=len(self._ids)), self._ids)
+            cut = Finish("length", length=len(self._ids), incomplete=output.incomplete)
+            return self._end(cut, self._ids)
         kept = self._ids[:-1] if hidden else self._ids
         matched: str | int | None = output.matched
         if output.matched is not None:
@@ -219,6 +228,7 @@ class ChoiceOutput:
             output_ids=self._ids[self._sent_ids : count],
             prompt_tokens=len(self._asked.prompt_ids),
             completion_tokens=count,
+            forced_tokens=self._forced[count - 1] if count else 0,
             cached_tokens=self._cached_tokens,
             prompt_logprobs=self._prompt_logprobs,
             rendered=None if self._started else self._asked.rendered,

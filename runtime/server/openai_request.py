@@ -197,6 +197,7 @@ def _params(body: Mapping[str, Any], default_tokens: int | None) -> SamplingPara
         if "json_schema" in given:
             raise InvalidRequest("give json_schema or response_format, not both", "response_format")
         given["json_schema"] = schema
+        given["strict"] = _is_strict(body["response_format"])
     params = SamplingParams.from_mapping(given)
     if body.get("stream"):
         check_stream(params)
@@ -224,6 +225,12 @@ def _response_schema(value: Any) -> str | None:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{name}.json_schema.schema: expected an object", name)
     return _as_text(schema)
+
+
+def _is_strict(value: dict[str, Any]) -> bool:
+    """Whether a `response_format` is to be held to the letter, or refused."""
+    inner = value.get("json_schema")
+    return isinstance(inner, dict) and inner.get("strict") is True
 
 
 def _as_text(value: object) -> str:

@@ -46,6 +46,7 @@ def test_run_raises_the_error_itself_with_its_place_and_cause():
     assert caught.value.param == "temperature"
     assert isinstance(caught.value.__cause__, InvalidRequest)
     assert str(caught.value.__cause__) == "temperature: too hot"
+    assert caught.value.__cause__.__traceback__ is None  # of frames that are not the user's
 
 
 @pytest.mark.parametrize(

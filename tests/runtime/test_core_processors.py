@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 
+from boughs.kernels.bitmask import pack
 from boughs.lang.errors import BoughsError, InvalidRequest
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.core.forbidden import Forbidden
@@ -154,21 +155,21 @@ def test_a_grammar_and_a_list_without_a_common_token_leave_nothing(temperature):
     mask[[4, 5]] = True
     state = row([], [], allowed_token_ids=(6,), temperature=temperature)
     with pytest.raises(InvalidRequest, match="allowed_token_ids and the grammar"):
-        sample(torch.zeros(VOCAB), state, 0, mask)
+        sample(torch.zeros(VOCAB), state, 0, pack(mask))
     state = row([], [], allowed_token_ids=(5, 6), temperature=temperature)
-    assert sample(torch.zeros(VOCAB), state, 0, mask) == 5
+    assert sample(torch.zeros(VOCAB), state, 0, pack(mask)) == 5
 
 
 def test_the_minimum_yields_to_a_grammar_that_must_end_and_to_nothing_else():
     mask = np.zeros(VOCAB, dtype=bool)
     mask[list(ENDS)] = True
     state = row([], [], min_new_tokens=3, temperature=0.0)
-    assert sample(torch.zeros(VOCAB), state, 0, mask) in ENDS
+    assert sample(torch.zeros(VOCAB), state, 0, pack(mask)) in ENDS
     mask[9] = True
-    assert sample(torch.zeros(VOCAB), state, 0, mask) == 9
+    assert sample(torch.zeros(VOCAB), state, 0, pack(mask)) == 9
     state = row([], [], min_new_tokens=3, allowed_token_ids=ENDS)
     with pytest.raises(InvalidRequest, match="min_new_tokens=3"):
-        sample(torch.zeros(VOCAB), state, 0, mask)
+        sample(torch.zeros(VOCAB), state, 0, pack(mask))
 
 
 def test_an_end_that_does_not_end_may_stand_before_the_minimum():
@@ -184,7 +185,7 @@ def test_logits_that_are_no_numbers_are_an_error(temperature, broken):
     logits = torch.zeros(3, VOCAB)
     logits[1, 7] = broken
     states = [row([], [], temperature=temperature) for _ in range(3)]
-    likely = most_likely(logits, [state.is_plain(0) for state in states])
+    likely = most_likely(logits, [state.is_plain(0) for state in states], [None] * 3)
     assert (likely == [0, None, 0]) == (temperature == 0)
     with pytest.raises(BoughsError, match=r"best logit is (nan|inf)"):
         sample(logits[1].clone(), states[1], 0, None)
@@ -205,10 +206,38 @@ def test_the_most_likely_of_many_rows_are_those_of_each(seed, plain, ties):
         sample(line.clone(), state, 0, None) for line, state in zip(logits, states, strict=True)
     ]
     kept = logits.clone()
-    assert most_likely(logits, plain) == [
+    assert most_likely(logits, plain, [None] * len(plain)) == [
         t if p else None for t, p in zip(each, plain, strict=True)
     ]
     assert torch.equal(logits, kept)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 31, 32, 33, 700]),
+    st.lists(st.sampled_from([None, 0.0, 0.02, 0.5, 1.0]), min_size=1, max_size=7),
+    st.sampled_from([None, math.inf, -math.inf, math.nan]),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_most_likely_under_masks_are_those_of_each(seed, vocab, shares, odd):
+    """Also where a row allows nothing, or what it allows is no number: `sample` says so."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(shares), vocab, generator=draw).round()
+    if odd is not None:
+        logits[0, vocab // 2] = odd
+    masks = [
+        None if share is None else pack((torch.rand(vocab, generator=draw) < share).numpy())
+        for share in shares
+    ]
+    state, kept = row([], [], temperature=0.0), logits.clone()
+    made = most_likely(logits, [True] * len(shares), masks)
+    assert torch.equal(logits.nan_to_num(), kept.nan_to_num())
+    for line, mask, token in zip(logits, masks, made, strict=True):
+        if token is None:
+            with pytest.raises(BoughsError):
+                sample(line.clone(), state, 0, mask)
+        else:
+            assert sample(line.clone(), state, 0, mask) == token
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from boughs.kernels.bitmask import pack
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.core.sampler import RowState, kept_probs, sample, top_logprobs, uniform
 
@@ -153,7 +154,7 @@ def test_no_end_before_min_new_tokens():
 def test_min_new_tokens_yields_where_a_grammar_leaves_only_the_end():
     mask = np.array([True, False, False])
     state = row(ends=[0], temperature=0.0, min_new_tokens=2)
-    assert sample(torch.zeros(3), state, 0, mask) == 0
+    assert sample(torch.zeros(3), state, 0, pack(mask)) == 0
 
 
 @given(logits_strategy, st.sets(st.integers(0, VOCAB - 1), min_size=1), st.integers(0, 1000))
@@ -161,8 +162,8 @@ def test_min_new_tokens_yields_where_a_grammar_leaves_only_the_end():
 def test_a_mask_is_never_left(logits, allowed, seed):
     mask = np.zeros(VOCAB, dtype=bool)
     mask[list(allowed)] = True
-    assert sample(logits.clone(), row(seed=seed), 0, mask) in allowed
-    assert sample(logits.clone(), row(temperature=0.0), 0, mask) in allowed
+    assert sample(logits.clone(), row(seed=seed), 0, pack(mask)) in allowed
+    assert sample(logits.clone(), row(temperature=0.0), 0, pack(mask)) in allowed
 
 
 def test_top_logprobs_are_sorted_and_bounded_by_the_vocabulary():

@@ -1,0 +1,95 @@
+"""Masks of one bit a token, applied to logits where they lie.
+
+A mask is uint32 [words]: bit `i % 32` of word `i // 32` says whether token `i` is allowed. This
+module knows neither grammars nor what is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import torch
+from numba import float32, int64, uint32
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .compiled import entry_point, sources
+
+Bits = NDArray[np.uint32]
+Floats = NDArray[np.float32]
+
+
+def pack(allowed: NDArray[np.bool_]) -> Bits:
+    """The mask of a bool [vocab]."""
+    raw = np.packbits(allowed, bitorder="little")
+    return np.pad(raw, (0, -len(raw) % 4)).view(np.uint32)
+
+
+def unpack(bits: Bits, vocab: int) -> NDArray[np.bool_]:
+    """A mask as bool [vocab]."""
+    return np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab].view(bool)
+
+
+def expand(bits: Bits, vocab: int, device: torch.device) -> Tensor:
+    """Masks [..., words] as bool [..., vocab] on a device, to which only the bits are copied."""
+    words = torch.from_numpy(bits.view(np.int32)).to(device)
+    places = torch.arange(32, dtype=torch.int32, device=device)
+    return ((words[..., None] >> places) & 1).bool().flatten(-2)[..., :vocab]
+
+
+@cache
+def forbid() -> Callable[..., None]:
+    """Compile, or load from disk, the function that gives forbidden tokens minus infinity.
+
+    Its arguments:
+        logits: float32 [vocab]; changed in place.
+        bits: uint32 [words].
+    """
+    version = sources()
+
+    def run(logits: Floats, bits: Bits) -> None:
+        version  # noqa: B018 -- see `entry_point`
+        for word in range(len(bits)):
+            b = bits[word]
+            if b != np.uint32(0xFFFFFFFF):
+                for token in range(word * 32, min(word * 32 + 32, len(logits))):
+                    if not (b >> np.uint32(token % 32)) & np.uint32(1):
+                        logits[token] = -np.inf
+
+    return entry_point(run, float32[::1], uint32[::1])
+
+
+@cache
+def best_allowed() -> Callable[..., None]:
+    """Compile, or load from disk, the function that finds the best allowed token of some rows.
+
+    Its arguments:
+        logits: float32 [rows, vocab].
+        rows: int64 [masks]; the row of each mask.
+        bits: uint32 [masks, words].
+        tokens: int64 [masks]; gets the allowed token with the highest logit, the first of equals;
+            -1 where every one has minus infinity, or one that is looked at is no number.
+    """
+    version = sources()
+
+    def run(logits: Floats, rows: NDArray[np.int64], bits: Bits, tokens: NDArray[np.int64]) -> None:
+        version  # noqa: B018 -- see `entry_point`
+        vocab = logits.shape[1]
+        for i in range(len(rows)):
+            row, best, at, broken = logits[rows[i]], np.float32(-np.inf), -1, False
+            for word in range(bits.shape[1]):
+                b = bits[i, word]
+                token = word * 32
+                while b and token < vocab:
+                    if b & np.uint32(1):
+                        value = row[token]
+                        broken |= np.isnan(value)
+                        if value > best:
+                            best, at = value, token
+                    b >>= np.uint32(1)
+                    token += 1
+            tokens[i] = -1 if broken or best == np.inf else at
+
+    return entry_point(run, float32[:, ::1], int64[::1], uint32[:, ::1], int64[::1])

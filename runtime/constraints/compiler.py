@@ -1,0 +1,138 @@
+"""Compiles grammars beside a core's loop: each source once, and only what has passed a trial.
+
+This module knows no request: who waits for a grammar holds the future that `ask` gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from llguidance import LLMatcher, LLTokenizer
+
+from boughs.lang.errors import GrammarError, Unsupported
+
+from .matcher import Matcher, build, load_tokenizer
+from .trials import Trials, worker_command
+from .verdicts import Verdicts
+from .worker import Answer, Bounds
+
+MAX_CACHED = 256
+"""Compiled grammars that are kept; the one used longest ago goes first."""
+
+AT_ONCE = 4
+"""Sources that are tried at the same time."""
+
+
+class Grammar(NamedTuple):
+    """A grammar at its start, and the JSON pointers of what it leaves out of its schema."""
+
+    raw: LLMatcher
+    weaker: tuple[str, ...] = ()
+
+    def matcher(self, kind: str) -> Matcher:
+        """A matcher of its own for one output."""
+        return Matcher(self.raw.deep_copy(), kind, weaker=bool(self.weaker))
+
+
+Compiled = Future[Grammar]
+"""A grammar that is compiled, or is being compiled, or a `GrammarError`."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer.
+
+    Args:
+        folder: The model's folder, with `tokenizer.json`.
+        vocab_size: Width of the logits.
+        eos_token_ids: The tokens that may end an output.
+        bounds: What compiling one grammar may take.
+        cache: Where verdicts are kept on disk; None keeps them in memory alone.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        bounds: Bounds = Bounds(5.0, 1 << 30),  # noqa: B008 -- a tuple
+        cache: Path | None = None,
+    ) -> None:
+        self._folder = folder = Path(folder)
+        self._vocab_size = vocab_size
+        self._eos = eos_token_ids
+        self._bounds = bounds
+        self._cache = cache
+        self._trials = Trials(worker_command(folder, vocab_size, eos_token_ids, bounds))
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="boughs-grammars")
+        self._tokenizer: Future[tuple[LLTokenizer, Verdicts]] | None = None
+        self._compiled: OrderedDict[bytes, Compiled] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def warm(self) -> None:
+        """Load the tokenizer, so that no step waits for it later; returns at once."""
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._threads.submit(self._load)
+
+    def ask(self, kind: str, source: str) -> Compiled:
+        """The grammar of a `regex`, `json_schema` or `ebnf` source; returns at once.
+
+        Its `result()` raises `GrammarError` where the source cannot be compiled, and says why.
+        """
+        raw = source.encode("utf-8", "replace")
+        key = hashlib.blake2b(raw, digest_size=32, person=kind.encode()).digest()
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self.warm()
+            compiled = self._threads.submit(self._compile, kind, source)
+            self._compiled[key] = compiled
+            if len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        return compiled
+
+    def matcher(self, kind: str, source: str) -> Matcher:
+        """A fresh matcher for a source; waits for it.
+
+        Raises:
+            GrammarError: The source cannot be compiled; says why.
+        """
+        return self.ask(kind, source).result().matcher(kind)
+
+    def close(self) -> None:
+        """End the process that tries grammars, and the threads."""
+        self._trials.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _load(self) -> tuple[LLTokenizer, Verdicts]:
+        tokenizer = load_tokenizer(self._folder, self._vocab_size, self._eos)
+        text = (self._folder / "tokenizer.json").read_text(encoding="utf-8")
+        digest = hashlib.blake2b(text.encode()).hexdigest()
+        about = f"{digest} {self._vocab_size} {self._eos} {self._bounds}"
+        return tokenizer, Verdicts(self._cache, about)
+
+    def _compile(self, kind: str, source: str) -> Grammar:
+        assert self._tokenizer is not None, "`ask` has begun to load it"
+        try:
+            tokenizer, verdicts = self._tokenizer.result()
+        except Exception as error:
+            raise Unsupported(
+                f"{kind}: this model's tokenizer is of a kind that grammars do not know: {error}",
+                kind,
+            ) from error
+        answer = verdicts.find(kind, source)
+        if answer is None:
+            answer = self._trials.run(kind, source)
+            verdicts.keep(kind, source, answer)
+        return _built(kind, tokenizer, answer)
+
+
+def _built(kind: str, tokenizer: LLTokenizer, answer: Answer) -> Grammar:
+    if answer.grammar is None:
+        raise GrammarError(answer.error or f"{kind}: it cannot be compiled", kind)
+    return Grammar(build(tokenizer, answer.grammar), answer.weaker)

@@ -1,0 +1,115 @@
+"""Matchers: the state of one output under a grammar, over llguidance.
+
+This module knows no request, no logits and no language in which users write grammars.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from boughs.lang.errors import GrammarError
+
+MAX_MESSAGE = 400
+"""Characters of a compiler's message that are kept: it may quote the whole source."""
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=100_000,
+    verbose_errors=False,
+)
+"""What a grammar may cost: counted work, not time, so that a verdict is the same on every machine.
+A mask takes at most about 15 ms; a state of the lexer takes 1 to 2 kB."""
+
+
+class Matcher:
+    """The state of one output under a grammar.
+
+    Args:
+        raw: Fresh, and this one's own.
+        kind: What errors name, as `regex`.
+        weaker: Whether its grammar allows more than its source does, so that the finished value
+            is to be checked.
+    """
+
+    def __init__(self, raw: LLMatcher, kind: str, *, weaker: bool = False) -> None:
+        self.raw = raw
+        self.weaker = weaker
+        self._kind = kind
+
+    def mask(self, vocab_size: int) -> NDArray[np.bool_]:
+        """Which tokens may come next: bool [vocab_size]. EOS is among them where it may end.
+
+        Raises:
+            GrammarError: It takes more work than a mask may; the output cannot go on.
+        """
+        bits = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
+        self.raw.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self.check()
+        return np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size].view(bool)
+
+    def accept(self, token: int) -> None:
+        """Go on past `token`, which the mask allowed."""
+        if not self.raw.consume_token(token):
+            self.check()
+            raise GrammarError(f"{self._kind}: the grammar refuses token {token}", self._kind)
+
+    def forced(self) -> list[int]:
+        """The tokens that follow in any case, as the tokenizer cuts their text.
+
+        A token that could be longer, with what follows it, is not among them.
+        """
+        forced: list[int] = self.raw.compute_ff_tokens()
+        return forced
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing but the end may follow."""
+        return bool(self.raw.is_stopped())
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the output may end here."""
+        return bool(self.raw.is_accepting())
+
+    def check(self) -> None:
+        """Raise the `GrammarError` that it has met, if it has."""
+        if self.raw.is_error():
+            message = short(reason(self.raw.get_error()))
+            raise GrammarError(f"{self._kind}: {message}", self._kind)
+
+
+def load_tokenizer(folder: Path, vocab_size: int, eos: tuple[int, ...]) -> LLTokenizer:
+    """The tokenizer of the model in `folder`. Takes a third of a second, and holds the GIL."""
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos))
+
+
+def build(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """A matcher at the start of a grammar in llguidance's form. Drops the GIL meanwhile.
+
+    Raises:
+        GrammarError: The grammar is wrong, or too large; the message may be as long as it.
+    """
+    raw = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    if raw.is_error():
+        raise GrammarError(reason(raw.get_error()))
+    return raw
+
+
+def reason(message: str) -> str:
+    """What is wrong, in llguidance's words; it appends its own state and trace."""
+    first = message.strip().split("\n\n")[0].split("\n<")[0]
+    if first.startswith("NoExtensionBias"):
+        return "the grammar allows no output"
+    return first.removeprefix("ParserTooComplex: ").strip()
+
+
+def short(message: str) -> str:
+    """A message without what is beyond its bound."""
+    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} ..."

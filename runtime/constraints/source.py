@@ -1,0 +1,151 @@
+"""Sources of grammars, as users write them, in llguidance's form.
+
+This module knows no tokenizer: whether a grammar can be compiled is for `trial` to find out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from boughs.lang.errors import GrammarError
+
+from .schema import children, rewrite
+
+MAX_SOURCE = 256 << 10
+"""Bytes of a source. A core that builds from more holds its other requests up."""
+
+
+class Translated(NamedTuple):
+    """A grammar in llguidance's form, and what of a schema it leaves out, by JSON pointers."""
+
+    grammar: str
+    weaker: tuple[str, ...] = ()
+
+
+def translate(kind: str, source: str) -> Translated:
+    """The grammar of a `regex`, `json_schema` or `ebnf` source.
+
+    Raises:
+        GrammarError: Names the kind, and what is wrong with the source.
+    """
+    size = len(source.encode("utf-8", "replace"))
+    if size > MAX_SOURCE:
+        raise GrammarError(f"{kind}: it has {size} bytes; at most {MAX_SOURCE} are taken", kind)
+    try:
+        return _GRAMMARS[kind](source)
+    except RecursionError:
+        raise GrammarError(f"{kind}: it is nested too deeply", kind) from None
+    except GrammarError:
+        raise
+    except ValueError as error:
+        raise GrammarError(f"{kind}: {error}", kind) from None
+
+
+def explain(kind: str, source: str, message: str) -> str:
+    """A compiler's message with the place in the user's source, where it names one."""
+    if message.startswith("recursion limit"):
+        return "it is nested too deeply: at most 127 levels of JSON are taken"
+    found = _REGEX_ERROR.search(message)
+    if found is None:
+        first = message.partition("\n")[0]
+        own = kind == "ebnf" and not _GBNF.search(source)
+        return first if own else _LARK_PLACE.sub("", first)
+    printed, caret, what = found[1], len(found[2]), found[3]
+    if kind != "regex":
+        return f"{what} at position {caret} of the regex {_short(printed)}"
+    at = _position(source, printed, caret)
+    return f"{what} at position {at}: {_short(source[:at])} ^ {_short(source[at:])}"
+
+
+_LARK_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+"""Where in the Lark grammar that was made of a source; the user has not seen it."""
+
+_REGEX_ERROR = re.compile(r"regex parse error:\n    (.*)\n    ( *)\^+[ ^]*\nerror: ([^\n]*)")
+
+
+def _position(source: str, printed: str, caret: int) -> int:
+    """Where in `source` the character at `caret` of the regex as printed is.
+
+    Printed, a slash and a newline have a backslash before them.
+    """
+    at = seen = 0
+    while seen < caret and at < len(source):
+        seen += 1 if printed[seen] == source[at] else 2
+        at += 1
+    return at
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")
+
+
+def locate(source: str, fails: Callable[[str], str | None]) -> str:
+    """The JSON pointer of the innermost subschema that fails as the whole schema does.
+
+    Args:
+        source: A JSON schema that fails.
+        fails: The message with which a grammar fails, if it does.
+    """
+    schema: Any = rewrite(json.loads(source)).schema
+    message, at = fails(_grammar(schema)), "#"
+    if not isinstance(schema, dict):
+        return at
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    while isinstance(schema, dict):
+        for where, sub in children(schema):
+            if isinstance(sub, dict) and fails(_grammar({**shared, **sub})) == message:
+                schema, at = sub, f"{at}/{where}"
+                break
+        else:
+            break
+    return at
+
+
+def _json_schema(source: str) -> Translated:
+    schema = json.loads(source, parse_constant=_no_constant)
+    if not isinstance(schema, dict | bool):
+        raise GrammarError(
+            f"json_schema: expected an object or a boolean, got {schema!r:.40}", "json_schema"
+        )
+    made = rewrite(schema)
+    return Translated(_grammar(made.schema), tuple(made.weaker))
+
+
+def _grammar(schema: Any) -> str:
+    """White space between JSON's tokens is at most one space, so that a model cannot loop on it."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+
+
+def _ebnf(source: str) -> Translated:
+    if _GBNF.search(source):
+        try:
+            source = gbnf_to_lark(source)
+        except RecursionError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- what the converter raises, in part
+            raise GrammarError(f"ebnf: {error}", "ebnf") from None
+    return Translated(LLMatcher.grammar_from_lark(source))
+
+
+_GBNF = re.compile(r"^[ \t]*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
+"""A rule of GBNF; no line of a Lark grammar begins so."""
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+_GRAMMARS: dict[str, Callable[[str], Translated]] = {
+    "regex": lambda source: Translated(LLMatcher.grammar_from_regex(source)),
+    "json_schema": _json_schema,
+    "ebnf": _ebnf,
+}

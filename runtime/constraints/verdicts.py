@@ -1,0 +1,81 @@
+"""Verdicts on disk: what became of sources that were tried, also by engines before this one.
+
+One file a source, named by the digest of all that the verdict depends on. A folder that cannot be
+written to keeps nothing. This module knows no grammar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import llguidance
+import msgspec
+
+from .worker import Answer
+
+MOST_KEPT = 1024
+"""Files in a folder; those used longest ago go first."""
+
+
+def fingerprint(*parts: str) -> str:
+    """A digest of texts, of llguidance's version, and of the code that makes grammars."""
+    digest = hashlib.blake2b(llguidance.get_version().encode(), digest_size=20)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    for part in parts:
+        raw = part.encode("utf-8", "replace")
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.hexdigest()
+
+
+class Verdicts:
+    """The verdicts on sources for one tokenizer.
+
+    Args:
+        folder: Where they are kept; None keeps none.
+        tokenizer: What tells tokenizers, and the limits of trials, apart.
+    """
+
+    def __init__(self, folder: Path | None, tokenizer: str) -> None:
+        self._folder = folder
+        self._tokenizer = tokenizer
+
+    def find(self, kind: str, source: str) -> Answer | None:
+        """What is known of a source."""
+        path = self._path(kind, source)
+        if path is None:
+            return None
+        try:
+            answer = msgspec.json.decode(path.read_bytes(), type=Answer)
+            os.utime(path)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return answer
+
+    def keep(self, kind: str, source: str, answer: Answer) -> None:
+        """Remember what became of a source, where that is final."""
+        path = self._path(kind, source)
+        if path is None or not answer.final:
+            return
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                file.write(msgspec.json.encode(answer))
+            Path(file.name).replace(path)
+            self._prune(path.parent)
+
+    def _path(self, kind: str, source: str) -> Path | None:
+        if self._folder is None:
+            return None
+        return self._folder / fingerprint(self._tokenizer, kind, source)
+
+    def _prune(self, folder: Path) -> None:
+        files = list(folder.iterdir())
+        if len(files) > MOST_KEPT:
+            files.sort(key=lambda path: path.stat().st_mtime)
+            for path in files[: len(files) - MOST_KEPT * 3 // 4]:
+                path.unlink(missing_ok=True)

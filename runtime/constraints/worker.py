@@ -1,0 +1,209 @@
+"""The process in which new grammars are tried: `python -m boughs.runtime.constraints`.
+
+It holds the tokenizer, reads one job a line on its standard input, and forks for each a child that
+has bounded memory, stack and time. A child that breaks a bound is gone, and nothing else is. The
+process has no threads, so that forking is safe; it ends with its input. This module knows no
+requests and no models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from .matcher import load_tokenizer
+from .trial import Verdict, try_source
+
+STACK = 1 << 20
+"""Bytes of stack of a trial: less than any thread has that later uses what passed."""
+
+_NO_STACK = "it is nested too deeply or has too many parts: its compiler runs out of stack"
+_ENDINGS = {
+    signal.SIGSEGV: _NO_STACK,
+    signal.SIGBUS: _NO_STACK,
+    signal.SIGABRT: "it takes more memory than grammar_memory allows",
+}
+
+
+class Job(msgspec.Struct):
+    """One source to try."""
+
+    id: int
+    kind: str
+    source: str
+
+
+class Answer(msgspec.Struct):
+    """What became of a job: a `Verdict`. Another time, one that is not `final` may be otherwise."""
+
+    id: int
+    grammar: str | None = None
+    error: str | None = None
+    weaker: tuple[str, ...] = ()
+    final: bool = True
+
+
+class Bounds(NamedTuple):
+    """What one trial may take: seconds, and bytes of memory beyond the tokenizer's."""
+
+    seconds: float
+    memory: int
+
+
+Attempt = Callable[[Job], Verdict]
+
+
+@dataclass
+class _Child:
+    job: Job
+    pid: int
+    deadline: float
+    made: bytearray = field(default_factory=bytearray)
+
+
+def main() -> int:
+    """Try grammars until the input ends. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="boughs.runtime.constraints")
+    parser.add_argument("--folder", required=True, type=Path, help="the model's")
+    parser.add_argument("--vocab-size", required=True, type=int)
+    parser.add_argument("--eos", required=True, help="token ids, comma-separated")
+    parser.add_argument("--seconds", required=True, type=float, help="for one grammar")
+    parser.add_argument("--memory", required=True, type=int, help="bytes for one grammar")
+    args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the whole terminal
+    eos = tuple(int(id_) for id_ in args.eos.split(",") if id_)
+    tokenizer = load_tokenizer(args.folder, args.vocab_size, eos)
+    bounds = Bounds(args.seconds, args.memory)
+
+    def attempt(job: Job) -> Verdict:
+        return try_source(tokenizer, args.vocab_size, job.kind, job.source)
+
+    _Server(attempt, bounds).run()
+    return 0
+
+
+class _Server:
+    """Reads jobs, forks trials, writes answers."""
+
+    def __init__(self, attempt: Attempt, bounds: Bounds) -> None:
+        self._attempt = attempt
+        self._bounds = bounds
+        self._children: dict[int, _Child] = {}  # by the end of the pipe that is read
+        self._unread = b""
+
+    def run(self) -> None:
+        """Serve until the input ends; trials that run then are killed."""
+        while True:
+            now = time.monotonic()
+            for end, child in list(self._children.items()):
+                if child.deadline <= now:
+                    self._kill(end, child)
+            soonest = min((c.deadline for c in self._children.values()), default=None)
+            wait = None if soonest is None else max(0.0, soonest - now)
+            ready, _, _ = select.select([0, *self._children], [], [], wait)
+            for end in ready:
+                if end:
+                    self._read_child(end)
+                elif not self._read_jobs():
+                    for child in self._children.values():
+                        os.kill(child.pid, signal.SIGKILL)
+                    return
+
+    def _read_jobs(self) -> bool:
+        """Start what has come; whether more may come."""
+        made = os.read(0, 1 << 20)
+        *lines, self._unread = (self._unread + made).split(b"\n")
+        for line in lines:
+            self._start(msgspec.json.decode(line, type=Job))
+        return bool(made)
+
+    def _start(self, job: Job) -> None:
+        end, to_us = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(end)
+            os.close(to_us)
+            self._answer(Answer(job.id, error=f"cannot try it: {error}", final=False))
+            return
+        if pid == 0:
+            _run_trial(self._attempt, job, self._bounds, to_us)
+        os.close(to_us)
+        self._children[end] = _Child(job, pid, time.monotonic() + self._bounds.seconds)
+
+    def _read_child(self, end: int) -> None:
+        child = self._children[end]
+        made = os.read(end, 1 << 20)
+        if made:
+            child.made += made
+            return
+        del self._children[end]
+        os.close(end)
+        _, status = os.waitpid(child.pid, 0)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+            self._write(bytes(child.made))
+            return
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        how = _ENDINGS.get(signal.Signals(number)) if number else None
+        what = how or f"its compiler ended with status {status}"
+        self._answer(Answer(child.job.id, error=f"{child.job.kind}: {what}", final=how is not None))
+
+    def _kill(self, end: int, child: _Child) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+        del self._children[end]
+        os.close(end)
+        what = f"takes more than {self._bounds.seconds:g} seconds to compile (grammar_timeout)"
+        self._answer(Answer(child.job.id, error=f"{child.job.kind}: it {what}", final=False))
+
+    def _answer(self, answer: Answer) -> None:
+        self._write(msgspec.json.encode(answer))
+
+    def _write(self, line: bytes) -> None:
+        sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _run_trial(attempt: Attempt, job: Job, bounds: Bounds, to_us: int) -> None:
+    """In the child: try, write the answer, end."""
+    status = 1
+    try:
+        _bound(bounds)
+        try:
+            answer = Answer(job.id, *attempt(job))
+        except MemoryError:
+            answer = Answer(job.id, error=f"{job.kind}: {_ENDINGS[signal.SIGABRT]}")
+        with os.fdopen(to_us, "wb") as pipe:
+            pipe.write(msgspec.json.encode(answer))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _bound(bounds: Bounds) -> None:
+    """Bound this process's memory, stack and time, and let it leave no core file."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    own = pages * resource.getpagesize()
+    seconds = int(bounds.seconds) + 1  # where nobody is left to kill it
+    for what, most in (
+        (resource.RLIMIT_AS, own + bounds.memory),
+        (resource.RLIMIT_STACK, STACK),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(what)
+        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (limit, limit))

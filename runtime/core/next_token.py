@@ -1,0 +1,124 @@
+"""The next token of a request: sampled, held to its grammar, and what follows from it.
+
+This module knows no model and no queue but to end a request in it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from boughs.kernels.bitmask import Bits
+from boughs.kernels.filters import Filters
+from boughs.lang.errors import BoughsError, GrammarError, as_plain
+from boughs.runtime.constraints.matcher import Matcher
+from boughs.runtime.core import prompt_logprobs
+from boughs.runtime.core.bound import Bound
+from boughs.runtime.core.request import Request
+from boughs.runtime.core.sampler import sample, top_logprobs
+from boughs.runtime.core.scheduler import Scheduler
+from boughs.runtime.messages import Output
+
+
+class NextTokens:
+    """Appends next tokens, and ends requests with their last.
+
+    Args:
+        scheduler: Of the requests.
+        bound: What those with a grammar have in common.
+        filters: What top-k and top-p are computed by.
+    """
+
+    def __init__(self, scheduler: Scheduler, bound: Bound, filters: Filters) -> None:
+        self._scheduler = scheduler
+        self._bound = bound
+        self._filters = filters
+
+    def take(
+        self, request: Request, logits: Tensor, row: int, token: int | None, mask: Bits | None
+    ) -> Output:
+        """Sample one token unless it is known, append it, and end the request if it is the last.
+
+        Its row of `logits` is made a tensor of its own only where that is needed.
+        """
+        output = request.output(ids=[])
+        if request.submit.logprobs:
+            logprobs = logits[row].log_softmax(-1)
+        try:
+            if request.matcher is not None:
+                request.matcher.check()  # its mask may have met its budget
+            if token is None:
+                token = self._sample(request, logits[row], mask)
+            if request.matcher is not None:
+                request.matcher.accept(token)
+        except BoughsError as error:  # of this request alone
+            self._scheduler.abort(request)
+            return failure(request.key, error)
+        if request.submit.logprobs:
+            output.logprobs = [float(logprobs[token])]
+            if request.submit.top_logprobs:
+                output.top = top_logprobs(logprobs[None], request.submit.top_logprobs)
+            if request.submit.token_ids_logprob:
+                output.given = [logprobs[request.submit.token_ids_logprob].tolist()]
+        output.finish = self._append(request, token, output)
+        prompt_logprobs.attach(request, output)
+        if request.matcher is not None:
+            if output.finish is None and self._bound.jumps(request):
+                try:
+                    token = self._jump(request, request.matcher, output)
+                except GrammarError as error:
+                    self._scheduler.abort(request)
+                    return failure(request.key, error)
+            output.incomplete = output.finish == "length" and not request.matcher.accepting
+            whole = request.matcher.complete or request.matcher.accepting
+            output.weaker = output.finish == "stop" and request.matcher.weaker and whole
+        if output.finish is not None:
+            if output.finish == "stop" and token in request.row.ends:
+                output.matched = token
+            self._end(request, output.finish)
+        return output
+
+    @torch.inference_mode()
+    def _sample(self, request: Request, logits: Tensor, mask: Bits | None) -> int:
+        filters = self._filters
+        return sample(logits.clone(), request.row, request.output_len, mask, filters)
+
+    def _append(self, request: Request, token: int, output: Output) -> str | None:
+        """Take a token into the output; why it ended with it, if it has."""
+        request.tokens.append(token)
+        request.row.note_output(token)
+        output.ids.append(token)
+        return self._finish_reason(request, token)
+
+    def _jump(self, request: Request, matcher: Matcher, output: Output) -> int:
+        """Take the forced tokens into the output, up to its end; the last token that it has."""
+        for token in matcher.forced():
+            matcher.accept(token)
+            output.forced += 1
+            output.finish = self._append(request, token, output)
+            if output.finish is not None:
+                break
+        return request.tokens[-1]
+
+    def _finish_reason(self, request: Request, token: int) -> str | None:
+        if token in request.row.ends and request.output_len > request.row.params.min_new_tokens:
+            return "stop"
+        if _complete(request.matcher):
+            return "stop"
+        return "length" if len(request.tokens) >= request.limit else None
+
+    def _end(self, request: Request, finish: str) -> None:
+        request.finish = finish
+        if request.submit.confirm:
+            self._scheduler.end_unconfirmed(request)
+        else:
+            self._scheduler.finish(request)
+
+
+def _complete(matcher: Matcher | None) -> bool:
+    return matcher is not None and matcher.complete
+
+
+def failure(key: int, error: BoughsError) -> Output:
+    """The last output of a submission that failed."""
+    return Output(key=key, error=as_plain(error))

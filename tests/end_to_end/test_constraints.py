@@ -1,0 +1,172 @@
+"""Constrained requests on an engine: hostile sources, and what others get meanwhile."""
+
+import json
+import re
+import threading
+
+import jsonschema
+import pytest
+
+import boughs
+from boughs.lang.errors import GrammarError
+
+DEEP = '{"properties":{"a":' * 64 + "{}" + "}}" * 64
+HOSTILE = [
+    ("regex", "((((a{100}){100}){100}){100})", "too many expressions|seconds"),
+    ("regex", "(" * 3000 + "a" + ")" * 3000, "position 250"),
+    ("regex", "(?:[a-z]{1,50}|[0-9a-f]{1,50}){1,200}", "too many expressions"),
+    ("regex", "(a)\\1", "backreferences are not supported at position 3"),
+    ("json_schema", DEEP, "nested too deeply"),
+    ("json_schema", '{"$ref": "#"}', "allows no output"),
+    ("json_schema", '{"$ref": "http://127.0.0.1:9/x"}', "http://127.0.0.1:9/x"),
+    ("json_schema", json.dumps({"enum": [f"{i:x>9}" for i in range(100_000)]}), "bytes; at most"),
+    (
+        "json_schema",
+        json.dumps({"properties": {f"k{i}": {"type": "string"} for i in range(5000)}}),
+        "too many parts|items; max is|seconds",
+    ),
+    ("regex", "\udc80", "surrogate"),
+]
+FINE = [("regex", "(a+)+b"), ("regex", "(a|a)*"), ("regex", ".{0,100000}")]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model):
+    with boughs.Engine(
+        model_path=tiny_model, kv_memory="16M", page_size=4, check_invariants=True
+    ) as engine:
+        yield engine
+        assert engine.stats()["running"] == 0
+
+
+def ask(engine, **params):
+    return engine.generate("Once upon a time", {"temperature": 0, **params})
+
+
+def test_hostile_sources_are_refused_and_others_get_tokens_meanwhile(engine):
+    counts, done = [0], threading.Event()
+
+    def read():
+        params = {"max_new_tokens": 4000, "ignore_eos": True, "temperature": 0}
+        for chunk in engine.generate("The quick", params, stream=True):
+            counts[0] = chunk["meta_info"]["completion_tokens"]
+            if done.is_set():
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        while counts[0] == 0:
+            assert reader.is_alive()
+        before = counts[0]
+        for kind, source, says in HOSTILE:
+            with pytest.raises(boughs.InvalidRequest, match=says) as caught:
+                ask(engine, **{kind: source})
+            assert kind in str(caught.value)
+            assert len(str(caught.value)) < 600
+        for kind, source in FINE:
+            assert ask(engine, **{kind: source}, max_new_tokens=9)
+        assert counts[0] > before
+    finally:
+        done.set()
+        reader.join(20)
+
+
+def test_an_error_is_a_grammar_error_and_the_service_goes_on(engine):
+    with pytest.raises(
+        GrammarError, match=r"^request .*regex: unclosed group at position 1|^regex"
+    ):
+        ask(engine, regex="a(")
+    assert ask(engine, regex="ab?")["text"] in ("a", "ab")
+
+
+def schema_of(**keywords):
+    return json.dumps({"type": "array", "items": {"enum": [1]}, "minItems": 2, **keywords})
+
+
+def test_a_violation_of_what_no_grammar_holds_is_told(engine):
+    for stream in (False, True):
+        params = {"temperature": 0, "json_schema": schema_of(maxItems=2, uniqueItems=True)}
+        answer = engine.generate("List:", params, stream=stream)
+        reason = (list(answer)[-1] if stream else answer)["meta_info"]["finish_reason"]
+        assert reason["type"] == "stop"
+        assert reason["violation"] == "$: [1, 1] has non-unique elements (uniqueItems)"
+    fine = ask(engine, json_schema=schema_of(maxItems=2))
+    assert fine["text"] == "[1, 1]"
+    assert "violation" not in fine["meta_info"]["finish_reason"]
+
+
+def test_strict_refuses_what_no_grammar_holds(engine):
+    with pytest.raises(GrammarError, match="json_schema: #/uniqueItems: no grammar holds"):
+        ask(engine, json_schema=schema_of(uniqueItems=True), strict=True)
+    assert ask(engine, json_schema=schema_of(maxItems=2), strict=True)["text"] == "[1, 1]"
+
+
+def test_an_output_cut_inside_its_grammar_is_incomplete(engine):
+    for source, incomplete in (("a{9}", True), ("a{3,9}", False)):
+        answer = ask(engine, regex=source, max_new_tokens=3)
+        reason = answer["meta_info"]["finish_reason"]
+        made = len(answer["text"])
+        assert reason["type"] == "length"
+        assert made < 9
+        assert reason.get("incomplete", False) == (incomplete or made < 3)
+
+
+def test_choices_share_a_grammar_and_go_their_own_ways(engine):
+    params = {"regex": "[ab]{6}", "n": 8, "temperature": 40, "seed": 3}
+    texts = [item["text"] for item in engine.generate("Once", params)]
+    assert len(set(texts)) > 1
+    assert all(re.fullmatch("[ab]{6}", text) for text in texts)
+
+
+KEYS = {
+    "type": "object",
+    "properties": {
+        "the_first_of_the_long_names": {"enum": ["one long constant", "another long constant"]},
+        "the_second_of_the_long_names": {"type": "boolean"},
+        "the_third": {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["the_first_of_the_long_names", "the_second_of_the_long_names", "the_third"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def walking(tiny_model):
+    """An engine that takes a step for every token."""
+    with boughs.Engine(model_path=tiny_model, kv_memory="16M", disable_jump_forward=True) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("stop", [None, "second", "nt", 'third": ['])
+@pytest.mark.parametrize("most", [4, 9, 200])
+def test_jumping_changes_steps_and_not_the_text(engine, walking, stop, most):
+    params = {"json_schema": json.dumps(KEYS), "max_new_tokens": most, "stop": stop}
+    jumped, walked = ask(engine, **params), ask(walking, **params)
+    assert "forced_tokens" not in walked["meta_info"]
+    info = jumped["meta_info"]
+    if most == 200:
+        assert jumped["text"] == walked["text"]
+        assert info["finish_reason"]["type"] == "stop"
+        assert info["forced_tokens"] > info["completion_tokens"] / 2
+    else:  # tokens are cut elsewhere where the model has its own way to spell the text
+        shorter, longer = sorted((jumped["text"], walked["text"]), key=len)
+        assert longer.startswith(shorter)
+    assert info["completion_tokens"] == len(jumped["output_ids"]) <= most
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_jumping_keeps_to_the_language_when_sampling(engine, seed):
+    params = {"json_schema": json.dumps(KEYS), "max_new_tokens": 200, "seed": seed, "n": 3}
+    for answer in engine.generate("Once", {**params, "temperature": 40}):
+        jsonschema.validate(json.loads(answer["text"]), KEYS)
+        assert answer["meta_info"]["forced_tokens"] > 20
+        assert list(json.loads(answer["text"])) == list(KEYS["properties"])
+
+
+def test_with_logprobs_every_token_has_its_step(engine):
+    params = {"json_schema": json.dumps(KEYS), "max_new_tokens": 200, "temperature": 0}
+    answer = engine.generate("Once upon a time", params, return_logprob=True)
+    assert len(answer["meta_info"]["output_token_logprobs"]) == len(answer["output_ids"])
+    assert "forced_tokens" not in answer["meta_info"]
+    jsonschema.validate(json.loads(answer["text"]), KEYS)

@@ -1,0 +1,54 @@
+"""Masks of many matchers at once are those of each, inline and in threads."""
+
+import numpy as np
+import pytest
+
+from boughs.kernels.bitmask import pack
+from boughs.lang.errors import GrammarError
+from boughs.runtime.constraints import masks as module
+from boughs.runtime.constraints.compiler import GrammarCompiler
+from boughs.runtime.constraints.masks import Masks
+
+VOCAB, EOS = 384, 2
+
+
+@pytest.fixture(scope="module")
+def grammars(tiny_model):
+    compiler = GrammarCompiler(tiny_model, VOCAB, (EOS,))
+    yield compiler
+    compiler.close()
+
+
+@pytest.mark.parametrize("inline", [0.0, 100.0])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_masks_of_a_step_are_those_of_each_matcher(grammars, monkeypatch, threads, inline):
+    monkeypatch.setattr(module, "INLINE", inline)
+    masks = Masks(VOCAB, threads)
+    sources = ["[ab]c", "a+b?", "x{3}y", "(one|two)"] * 3
+    matchers = [grammars.matcher("regex", source) for source in sources]
+    draw = np.random.default_rng(0)
+    for _ in range(4):
+        going = [matcher for matcher in matchers if not matcher.complete]
+        masks.begin(going)
+        bits = masks.take()
+        for matcher, mask in zip(going, bits, strict=True):
+            allowed = matcher.mask(VOCAB)
+            assert (mask == pack(allowed)).all()
+            matcher.accept(int(draw.choice(np.flatnonzero(allowed))))
+    masks.begin([])
+    assert masks.take().shape == (0, VOCAB // 32)
+    masks.close()
+
+
+def test_the_error_of_one_matcher_leaves_the_others(grammars):
+    heavy = grammars.matcher("regex", "(?:[a-z]{1,9}|[0-9a-f]{1,9}){1,40}")
+    light = grammars.matcher("regex", "[ab]c")
+    masks = Masks(VOCAB, 1)
+    heavy.raw.consume_token(EOS)  # which it does not allow: an error that stays
+    masks.begin([heavy, light])
+    bits = masks.take()
+    light.check()
+    assert (bits[1] == pack(light.mask(VOCAB))).all()
+    with pytest.raises(GrammarError, match=r"^regex: "):
+        heavy.check()
+    masks.close()
