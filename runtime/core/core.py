@@ -299,7 +299,7 @@ class Core:
             parents = search.advance(logits)
         except BoughsError as error:  # of this request alone
             self.scheduler.abort(request)
-            return [_failure(request.key, error)]
+            return [failure(request.key, error)]
         if not search.over:
             self.scheduler.regroup(request, parents)
             return []
