@@ -1,7 +1,9 @@
 """Constrained requests on an engine: hostile sources, and what others get meanwhile."""
 
 import json
+import os
 import re
+import signal
 import threading
 
 import jsonschema
@@ -170,3 +172,27 @@ def test_with_logprobs_every_token_has_its_step(engine):
     assert len(answer["meta_info"]["output_token_logprobs"]) == len(answer["output_ids"])
     assert "forced_tokens" not in answer["meta_info"]
     jsonschema.validate(json.loads(answer["text"]), KEYS)
+
+
+def test_what_is_constrained_and_what_waits_for_its_grammar_outlives_the_core(tiny_model):
+    with boughs.Engine(model_path=tiny_model, kv_memory="16M", grammar_timeout=60.0) as engine:
+        params = {"regex": "[ab]{900}", "max_new_tokens": 900, "temperature": 0}
+        alone = engine.generate("Once", params)["text"]
+        errors = []
+
+        def wait():
+            try:
+                engine.generate("Once", {"regex": "((((a{100}){100}){100}){100})"})
+            except GrammarError as error:
+                errors.append(str(error))
+
+        waiting, text = threading.Thread(target=wait), ""
+        waiting.start()
+        for chunk in engine.generate("Once", params, stream=True):
+            if not text:
+                os.kill(engine.endpoint._core._link.pid, signal.SIGKILL)
+            text = chunk["text"]
+        waiting.join(60)
+        assert text == alone
+        assert errors == ["regex: lexer error: too many expressions constructed"]
+        assert engine.stats()["restarts"] == 1

@@ -389,6 +389,7 @@ def test_timeout(engine):
 
 
 ELSEWHERE = {
+    "strict": "end_to_end/test_constraints.py",
     "priority": "runtime/test_core_loop.py",  # it shows only in steps that a test can count
     **dict.fromkeys(
         ("best_of", "beam_width", "length_penalty", "early_stopping"), "runtime/test_core_beam.py"
