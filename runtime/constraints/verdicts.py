@@ -7,6 +7,7 @@ written to keeps nothing. This module knows no grammar.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import tempfile
@@ -21,11 +22,18 @@ MOST_KEPT = 1024
 """Files in a folder; those used longest ago go first."""
 
 
-def fingerprint(*parts: str) -> str:
-    """A digest of texts, of llguidance's version, and of the code that makes grammars."""
-    digest = hashlib.blake2b(llguidance.get_version().encode(), digest_size=20)
+@functools.cache
+def _code() -> bytes:
+    """A digest of llguidance's version, and of the code that makes grammars."""
+    digest = hashlib.blake2b(llguidance.get_version().encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def fingerprint(*parts: str) -> str:
+    """A digest of texts, and of all else that a verdict depends on."""
+    digest = hashlib.blake2b(_code(), digest_size=20)
     for part in parts:
         raw = part.encode("utf-8", "replace")
         digest.update(len(raw).to_bytes(8, "little") + raw)

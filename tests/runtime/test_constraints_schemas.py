@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -259,3 +260,23 @@ def test_real_schemas_compile_and_take_their_valid_instances_alone(tokenizer):
 def test_a_remote_reference_is_never_fetched(tokenizer):
     source = '{"items": {"$ref": "http://127.0.0.1:9/x"}}'
     assert "127.0.0.1:9/x" in try_source(tokenizer, VOCAB, "json_schema", source).error
+
+
+@pytest.mark.skipif(not SAMPLE.exists(), reason="needs ../shared/data/schemas")
+def test_what_is_drawn_under_real_schemas_is_valid_or_cut(tokenizer):
+    """Tokens at random; what ends is valid, or its violation is told."""
+    draw, whole = np.random.default_rng(0), 0
+    for line in SAMPLE.read_text().splitlines():
+        source = json.dumps(json.loads(line)["schema"])
+        verdict = try_source(tokenizer, VOCAB, "json_schema", source)
+        if verdict.grammar is None:
+            continue
+        matcher, tokens = Matcher(build(tokenizer, verdict.grammar), "json_schema"), []
+        while len(tokens) < 128 and not matcher.complete:
+            tokens.append(int(draw.choice(np.flatnonzero(matcher.mask(VOCAB)))))
+            matcher.accept(tokens[-1])
+        if matcher.complete:
+            whole += 1
+            text = tokenizer.decode_str([token for token in tokens if token != EOS])
+            assert verdict.weaker or violation(source, text) is None, f"{source}: {text}"
+    assert whole > 20

@@ -1,0 +1,58 @@
+"""Regexes against the full match of Python's `regex`, on texts drawn at random and from them."""
+
+import numpy as np
+import pytest
+import regex
+from hypothesis import given, settings, strategies as st
+
+from boughs.runtime.constraints.matcher import Matcher, build, load_tokenizer
+from boughs.runtime.constraints.source import translate
+
+VOCAB, EOS = 384, 2
+
+atoms = st.sampled_from(
+    ["a", "b", "é", "/", '"', r"\n", "\n", ".", "[ab]", "[^a]", r"\d", r"\w", r"\.", "[é-ü]", r"\s"]
+)
+patterns = st.recursive(
+    atoms,
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map("({0[0]}|{0[1]})".format),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{0,2}", "*?"])).map(
+            "(?:{0[0]}){0[1]}".format
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model):
+    return load_tokenizer(tiny_model, VOCAB, (EOS,))
+
+
+def matcher_of(tokenizer, pattern):
+    return Matcher(build(tokenizer, translate("regex", pattern).grammar), "regex")
+
+
+@given(patterns, st.lists(st.text('ab1é/."\n ', max_size=6), min_size=1, max_size=5))
+@settings(max_examples=300, deadline=None)
+def test_a_text_is_accepted_where_it_matches_wholly(tokenizer, pattern, texts):
+    for text in texts:
+        matcher = matcher_of(tokenizer, pattern)
+        ids = tokenizer.tokenize_str(text)
+        taken = matcher.raw.try_consume_tokens(ids) == len(ids) and matcher.accepting
+        assert taken == (regex.fullmatch(pattern, text) is not None)
+
+
+@given(patterns, st.integers(0, 2**32 - 1))
+@settings(max_examples=200, deadline=None)
+def test_what_is_drawn_matches_wholly(tokenizer, pattern, seed):
+    matcher, tokens = matcher_of(tokenizer, pattern), []
+    draw = np.random.default_rng(seed)
+    while len(tokens) < 60 and not matcher.complete:
+        tokens.append(int(draw.choice(np.flatnonzero(matcher.mask(VOCAB)))))
+        matcher.accept(tokens[-1])
+    if matcher.complete:
+        text = tokenizer.decode_bytes([token for token in tokens if token != EOS]).decode()
+        assert regex.fullmatch(pattern, text)
