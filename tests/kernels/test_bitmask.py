@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
-from boughs.kernels.bitmask import best_allowed, forbid, pack, unpack
+from boughs.kernels.bitmask import best_allowed, expand, forbid, pack, unpack
 
 sizes = st.sampled_from([1, 31, 32, 33, 64, 1000])
 
@@ -19,6 +20,9 @@ def test_forbidden_tokens_get_minus_infinity_and_others_stay(seed, vocab, share)
     forbid()(made, pack(allowed))
     assert (made == np.where(allowed, logits, -np.inf)).all()
     assert (unpack(pack(allowed), vocab) == allowed).all()
+    both = np.stack([pack(allowed), pack(~allowed)])
+    made = expand(both, vocab, torch.device("cpu")).numpy()
+    assert (made == np.stack([allowed, ~allowed])).all()
 
 
 @given(st.integers(0, 2**32 - 1), sizes, st.floats(0, 1), st.integers(1, 5))
