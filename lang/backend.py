@@ -210,7 +210,7 @@ class ChoiceScore(msgspec.Struct, kw_only=True):
     unconditional: list[float] | None = None
 
 
-class Scores(msgspec.Struct, kw_only=True):
+class Scores(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The answer to a `ScoreRequest`: one entry a choice, in order.
 
     A backend that could not score but asked (`Choosing`) gives no entry, the index of the choice

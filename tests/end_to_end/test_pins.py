@@ -77,7 +77,7 @@ def test_the_tree_as_data(engine):
     shown = engine.tree(max_tokens=256)
     assert shown["segments"][0]["text"].startswith("The old fox")
     assert shown["cache"]["tokens"] == sum(s["end"] - s["start"] for s in shown["segments"])
-    with pytest.raises(InvalidRequest, match="max_segments must be from 0"):
+    with pytest.raises(InvalidRequest, match="max_segments must be a whole number from 0"):
         engine.tree(max_segments=-1)
 
 
