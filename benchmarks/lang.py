@@ -12,7 +12,7 @@ import time
 
 import boughs
 from boughs.lang import loop
-from boughs.lang.backend import collect
+from boughs.lang.results import collect
 from boughs.testing import MockBackend
 
 ROUNDS = 5

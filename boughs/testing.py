@@ -20,19 +20,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from boughs.lang.backend import (
-    ChoiceScore,
-    Chunk,
-    Finish,
-    GenerateRequest,
-    LeaseState,
-    PinRequest,
-    Prompt,
-    ScoreRequest,
-    Scores,
-    TokenLogprob,
-)
 from boughs.lang.errors import BackendError, InvalidRequest
+from boughs.lang.requests import GenerateRequest, PinRequest, Prompt, ScoreRequest
+from boughs.lang.results import ChoiceScore, Chunk, Finish, LeaseState, Scores, TokenLogprob
 from boughs.lang.segments import Content, Ids, Role, Segment, Text, chatml
 
 

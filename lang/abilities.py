@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from boughs.lang.backend import Backend, ScoreRequest, Scores
+from boughs.lang.backend import Backend
+from boughs.lang.requests import ScoreRequest
+from boughs.lang.results import Scores
 
 
 @runtime_checkable

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from boughs.lang import ir
-from boughs.lang.backend import Answer
 from boughs.lang.contents import Contents
 from boughs.lang.errors import BoughsError
 from boughs.lang.failure import Failure
 from boughs.lang.reasoning import SUFFIX
+from boughs.lang.results import Answer
 
 
 def put_answers(

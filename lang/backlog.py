@@ -13,10 +13,10 @@ from collections import deque
 from typing import NamedTuple
 
 from boughs.lang import ir
-from boughs.lang.backend import Chunk
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.failure import Failure
 from boughs.lang.loop import on_loop
+from boughs.lang.results import Chunk
 from boughs.lang.waiting import Level, Stream
 
 

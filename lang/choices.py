@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from boughs.lang.backend import Scores
 from boughs.lang.errors import BackendError, InvalidRequest
+from boughs.lang.results import Scores
 
 Entry = tuple[float, int, str | None]
 """A token's natural logprob, its id, and None in the place of its text."""

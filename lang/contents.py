@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from boughs.lang import segments as seg
-from boughs.lang.backend import Answer
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.failure import Failure
+from boughs.lang.results import Answer
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,6 @@ import aiohttp
 import msgspec
 
 from boughs.lang import loop
-from boughs.lang.backend import (
-    Chunk,
-    Embedding,
-    EncodeRequest,
-    GenerateRequest,
-    LeaseState,
-    PinRequest,
-    Prompt,
-    ScoreRequest,
-    Scores,
-)
 from boughs.lang.errors import (
     BackendError,
     BoughsError,
@@ -36,6 +25,8 @@ from boughs.lang.errors import (
     Unsupported,
     as_error,
 )
+from boughs.lang.requests import EncodeRequest, GenerateRequest, PinRequest, Prompt, ScoreRequest
+from boughs.lang.results import Chunk, Embedding, LeaseState, Scores
 from boughs.lang.segments import Ids, Text, to_json
 from boughs.lang.sse import Answers, read_events
 

@@ -17,7 +17,6 @@ from typing import Self
 from boughs.lang import choices, ir
 from boughs.lang.abilities import Choosing
 from boughs.lang.answers import put_answers
-from boughs.lang.backend import Answer, Chunk, GenerateRequest, PinRequest, ScoreRequest
 from boughs.lang.backlog import Backlog
 from boughs.lang.contents import Contents
 from boughs.lang.errors import (
@@ -31,6 +30,8 @@ from boughs.lang.failure import Failure
 from boughs.lang.loop import background_loop
 from boughs.lang.meta import meta_info
 from boughs.lang.parameters import LogprobOptions
+from boughs.lang.requests import GenerateRequest, PinRequest, ScoreRequest
+from boughs.lang.results import Answer, Chunk
 from boughs.lang.running import Run
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.waiting import Stream

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Self
 
-from boughs.lang.backend import LeaseState
+from boughs.lang.results import LeaseState
 
 
 class Lease:

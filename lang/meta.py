@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from boughs.lang.backend import Answer, Embedding, TokenLogprob, finite
+from boughs.lang.results import Answer, Embedding, TokenLogprob, finite
 
 
 def meta_info(

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from boughs.lang.abilities import Speculating
-from boughs.lang.backend import Answer, Backend, Pinning, PinRequest
+from boughs.lang.backend import Backend, Pinning
 from boughs.lang.errors import Unsupported
 from boughs.lang.failure import Failure
 from boughs.lang.lease import Lease
 from boughs.lang.loop import background_loop
 from boughs.lang.parameters import Defaults
+from boughs.lang.requests import PinRequest
+from boughs.lang.results import Answer
 
 if TYPE_CHECKING:
     from boughs.lang.executor import Executor

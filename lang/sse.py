@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from boughs.lang.backend import Chunk, Finish, TokenLogprob
 from boughs.lang.errors import BackendError, as_error
+from boughs.lang.results import Chunk, Finish, TokenLogprob
 from boughs.lang.segments import from_json
 
 Json = dict[str, Any]

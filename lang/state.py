@@ -13,12 +13,13 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from boughs.lang import ir
-from boughs.lang.backend import Answer, Chunk, PinRequest
 from boughs.lang.errors import BoughsError, InvalidRequest, NotFound, Unsupported
 from boughs.lang.executor import Executor
 from boughs.lang.group import ProgramStateGroup
 from boughs.lang.loop import on_loop
 from boughs.lang.meta import meta_info
+from boughs.lang.requests import PinRequest
+from boughs.lang.results import Answer, Chunk
 from boughs.lang.roles import role, role_begin, role_end
 from boughs.lang.running import Usage
 

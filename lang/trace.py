@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from boughs.lang import ir
-from boughs.lang.backend import Chunk, GenerateRequest, ScoreRequest, Scores
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.execution import Execution
 from boughs.lang.executor import Executor
 from boughs.lang.parameters import Defaults, Given
 from boughs.lang.reasoning import SUFFIX
+from boughs.lang.requests import GenerateRequest, ScoreRequest
+from boughs.lang.results import Chunk, Scores
 from boughs.lang.running import Run
 from boughs.lang.segments import Role, Text
 

@@ -20,9 +20,10 @@ from typing import Any, Literal, Self, TypeVar
 import msgspec
 
 from boughs.lang import loop
-from boughs.lang.backend import PinRequest, Prompt, ScoreRequest, Scores
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.lease import Lease
+from boughs.lang.requests import PinRequest, Prompt, ScoreRequest
+from boughs.lang.results import Scores
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.front.batch import Batch, Json
 from boughs.runtime.front.encode_batch import EncodeBatch

@@ -10,7 +10,8 @@ from typing import Any
 
 from boughs.lang.apis import messages
 from boughs.lang.apis.stops import Stopper
-from boughs.lang.backend import Chunk, Finish, GenerateRequest, TokenLogprob
+from boughs.lang.requests import GenerateRequest
+from boughs.lang.results import Chunk, Finish, TokenLogprob
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Segment
 

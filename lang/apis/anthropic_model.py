@@ -13,8 +13,8 @@ from boughs.lang.apis.model import ApiModel
 from boughs.lang.apis.openai_model import check_name
 from boughs.lang.apis.strict import narrowed
 from boughs.lang.apis.supported import Features
-from boughs.lang.backend import Finish
 from boughs.lang.errors import Unauthorized, Unsupported
+from boughs.lang.results import Finish
 from boughs.lang.sampling import MAX_STOPS
 
 

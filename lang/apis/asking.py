@@ -12,8 +12,9 @@ from contextlib import aclosing
 from boughs.lang.apis import messages
 from boughs.lang.apis.answers import Call, Piece, Spent
 from boughs.lang.apis.supported import Features
-from boughs.lang.backend import ScoreRequest, Scores
 from boughs.lang.errors import BackendError, RequestAborted
+from boughs.lang.requests import ScoreRequest
+from boughs.lang.results import Scores
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Segment
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from boughs.lang.backend import Prompt
 from boughs.lang.errors import Unsupported
+from boughs.lang.requests import Prompt
 from boughs.lang.segments import Content, Ids, Role, Segment, Text, chatml
 
 Message = dict[str, str]

@@ -25,7 +25,7 @@ from boughs.lang.apis.matching import Trial
 from boughs.lang.apis.speculation import Speculative
 from boughs.lang.apis.stops import stopper
 from boughs.lang.apis.supported import Features
-from boughs.lang.backend import Backend, Chunk, GenerateRequest, ScoreRequest, Scores
+from boughs.lang.backend import Backend
 from boughs.lang.errors import (
     BackendError,
     BoughsError,
@@ -34,6 +34,8 @@ from boughs.lang.errors import (
     RequestTimeout,
     Unsupported,
 )
+from boughs.lang.requests import GenerateRequest, ScoreRequest
+from boughs.lang.results import Chunk, Scores
 from boughs.lang.segments import Segment
 
 CLOSE_SECONDS = 2.0

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from boughs.lang.apis.answers import NO_ID, Call, Piece, Spent
 from boughs.lang.apis.strict import narrowed
 from boughs.lang.apis.supported import Features
-from boughs.lang.backend import Finish, TokenLogprob
 from boughs.lang.errors import Unsupported
+from boughs.lang.results import Finish, TokenLogprob
 
 SAMPLING = {
     "temperature": "temperature",

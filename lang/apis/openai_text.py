@@ -11,8 +11,8 @@ from typing import Any
 from boughs.lang.apis.answers import NO_ID, Call, Piece
 from boughs.lang.apis.openai_chat import SAMPLING, finish, spent
 from boughs.lang.apis.supported import Features
-from boughs.lang.backend import ChoiceScore, Scores, TokenLogprob, finite
 from boughs.lang.errors import BackendError
+from boughs.lang.results import ChoiceScore, Scores, TokenLogprob, finite
 
 
 class OpenAIText:

@@ -18,8 +18,9 @@ import msgspec
 from boughs.lang.apis import messages
 from boughs.lang.apis.answers import Spent, whole
 from boughs.lang.apis.stops import stopper
-from boughs.lang.backend import Answer, Chunk, GenerateRequest, ScoreRequest, Scores, collect
 from boughs.lang.errors import BackendError, RequestAborted
+from boughs.lang.requests import GenerateRequest, ScoreRequest
+from boughs.lang.results import Answer, Chunk, Scores, collect
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Segment
 

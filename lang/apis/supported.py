@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from boughs.lang.backend import GenerateRequest
 from boughs.lang.errors import Unsupported
+from boughs.lang.requests import GenerateRequest
 from boughs.lang.sampling import SamplingParams
 
 _DONE_HERE = frozenset(

@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from boughs.lang.backend import Answer, Backend, Chunk, GenerateRequest, collect
+from boughs.lang.backend import Backend
 from boughs.lang.beams import check_stream
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.meta import meta_info
+from boughs.lang.requests import GenerateRequest
+from boughs.lang.results import Answer, Chunk, collect
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.gather import gather
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from boughs.lang.backend import Answer, Chunk, Finish
+from boughs.lang.results import Answer, Chunk, Finish
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.messages import Hypothesis, Output
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from boughs.lang.backend import Embedding, EncodeRequest
 from boughs.lang.errors import RequestAborted
+from boughs.lang.requests import EncodeRequest
+from boughs.lang.results import Embedding
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.messages import Submit
 

@@ -9,8 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from boughs.lang.backend import EncodeRequest, Encoding
+from boughs.lang.backend import Encoding
 from boughs.lang.meta import embedding_json
+from boughs.lang.requests import EncodeRequest
 from boughs.runtime.gather import gather
 
 from .batch import MOST_AT_ONCE, Json, read_prompts, read_rids

@@ -13,22 +13,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from boughs.lang.backend import (
-    Chunk,
-    Embedding,
-    EncodeRequest,
-    GenerateRequest,
-    LeaseState,
-    PinRequest,
-    ScoreRequest,
-    Scores,
-    collect,
-)
 from boughs.lang.errors import (
     BoughsError,
     InvalidRequest,
     Unsupported,
 )
+from boughs.lang.requests import EncodeRequest, GenerateRequest, PinRequest, ScoreRequest
+from boughs.lang.results import Chunk, Embedding, LeaseState, Scores, collect
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.beams import beam_limit
 from boughs.runtime.config import EngineConfig

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from boughs.lang.backend import LeaseState
+from boughs.lang.results import LeaseState
 from boughs.runtime.messages import LeaseEnded
 
 Ended = asyncio.Future[Literal["expired", "broken", "lost"]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import regex
 
-from boughs.lang.backend import Chunk, Finish, TokenLogprob, finite
+from boughs.lang.results import Chunk, Finish, TokenLogprob, finite
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Ids, Segment, Text
 from boughs.runtime.messages import Output

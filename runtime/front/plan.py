@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from boughs.lang.backend import EncodeRequest, GenerateRequest, Prompt, ScoreRequest
 from boughs.lang.beams import check_whole
 from boughs.lang.errors import InvalidRequest, Unservable, Unsupported
+from boughs.lang.requests import EncodeRequest, GenerateRequest, Prompt, ScoreRequest
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Segment, Text
 from boughs.runtime.messages import Limits, Submit

@@ -5,7 +5,7 @@ This module knows no core and no text.
 
 from __future__ import annotations
 
-from boughs.lang.backend import Chunk, TokenLogprob
+from boughs.lang.results import Chunk, TokenLogprob
 
 
 class PromptLogprobs:

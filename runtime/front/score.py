@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from boughs.lang.backend import ChoiceScore, ScoreRequest, Scores, finite
 from boughs.lang.errors import RequestAborted
+from boughs.lang.requests import ScoreRequest
+from boughs.lang.results import ChoiceScore, Scores, finite
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.messages import Submit
 

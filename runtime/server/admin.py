@@ -12,8 +12,9 @@ import time
 from aiohttp import web
 
 from boughs import __version__
-from boughs.lang.backend import GenerateRequest, collect
 from boughs.lang.errors import BoughsError, InvalidRequest, NotFound, Unsupported
+from boughs.lang.requests import GenerateRequest
+from boughs.lang.results import collect
 from boughs.lang.sampling import SamplingParams
 
 from .errors import json_response

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from boughs.lang.backend import Embedding, EncodeRequest, Encoding, Prompt
+from boughs.lang.backend import Encoding
 from boughs.lang.errors import BoughsError, InvalidRequest, Unsupported
+from boughs.lang.requests import EncodeRequest, Prompt
+from boughs.lang.results import Embedding
 from boughs.runtime.gather import gather
 
 from .errors import located

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from boughs.lang.backend import GenerateRequest, Prompt
 from boughs.lang.beams import check_stream
 from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.lang.requests import GenerateRequest, Prompt
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import from_json
 from boughs.runtime.front.batch import read_token_ids

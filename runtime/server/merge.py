@@ -13,8 +13,9 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from boughs.lang.backend import Answer, Chunk, GenerateRequest, TokenLogprob
 from boughs.lang.errors import BoughsError
+from boughs.lang.requests import GenerateRequest
+from boughs.lang.results import Answer, Chunk, TokenLogprob
 
 from .errors import located
 from .served import Served

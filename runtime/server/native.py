@@ -13,17 +13,11 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from boughs.lang.backend import (
-    Answer,
-    EncodeRequest,
-    GenerateRequest,
-    PinRequest,
-    Prompt,
-    ScoreRequest,
-)
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.lease import Lease
 from boughs.lang.meta import embedding_json, meta_info
+from boughs.lang.requests import EncodeRequest, GenerateRequest, PinRequest, Prompt, ScoreRequest
+from boughs.lang.results import Answer
 from boughs.lang.segments import to_json
 
 from .body import converted, read_json

@@ -14,8 +14,8 @@ from contextlib import aclosing
 import msgspec
 from aiohttp import web
 
-from boughs.lang.backend import Answer
 from boughs.lang.errors import NotFound
+from boughs.lang.results import Answer
 
 from .body import read_json
 from .config import ServerConfig

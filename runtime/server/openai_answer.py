@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from boughs.lang.backend import LOWEST, Answer, Chunk, Finish, TokenLogprob, finite
+from boughs.lang.results import LOWEST, Answer, Chunk, Finish, TokenLogprob, finite
 
 from .openai_request import Call
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from boughs.lang.backend import GenerateRequest, Prompt
 from boughs.lang.beams import check_stream
 from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.lang.requests import GenerateRequest, Prompt
 from boughs.lang.sampling import ALIASES, NOT_YET, SamplingParams
 
 from .body import converted

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import boughs
 from boughs.lang import loop
-from boughs.lang.backend import Answer, GenerateRequest
 from boughs.lang.errors import BoughsError
+from boughs.lang.requests import GenerateRequest
+from boughs.lang.results import Answer
 from boughs.lang.sampling import SamplingParams
 
 _path = Path(__file__).parents[1] / "fixtures" / "tiny_models.py"

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 import boughs
-from boughs.lang.backend import ChoiceScore, Scores
 from boughs.lang.choices import (
     ChoicesDecision,
     ChoicesSamplingMethod,
@@ -18,6 +17,7 @@ from boughs.lang.choices import (
     unconditional_likelihood_normalized,
 )
 from boughs.lang.errors import BackendError, InvalidRequest, RequestTimeout
+from boughs.lang.results import ChoiceScore, Scores
 from boughs.testing import MockBackend
 
 logprob = st.floats(-20, 0)

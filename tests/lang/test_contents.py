@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from boughs.lang import segments as seg
-from boughs.lang.backend import Answer
 from boughs.lang.contents import Contents
 from boughs.lang.errors import InvalidRequest
+from boughs.lang.results import Answer
 
 words = st.sampled_from(["", "a", "bc", "<|im_end|>", "d e\n"])
 steps = st.lists(

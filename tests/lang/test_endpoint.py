@@ -13,7 +13,6 @@ from aiohttp import web
 
 import boughs
 from boughs.lang import loop
-from boughs.lang.backend import EncodeRequest, GenerateRequest, ScoreRequest, collect
 from boughs.lang.errors import (
     BackendError,
     InvalidRequest,
@@ -23,6 +22,8 @@ from boughs.lang.errors import (
     Unauthorized,
     Unsupported,
 )
+from boughs.lang.requests import EncodeRequest, GenerateRequest, ScoreRequest
+from boughs.lang.results import collect
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Role, Text
 from boughs.runtime.messages import Limits

@@ -10,7 +10,6 @@ import time
 import pytest
 
 import boughs
-from boughs.lang.backend import Chunk
 from boughs.lang.choices import ChoicesSamplingMethod
 from boughs.lang.errors import (
     BackendError,
@@ -20,6 +19,7 @@ from boughs.lang.errors import (
     ProgramError,
     RequestAborted,
 )
+from boughs.lang.results import Chunk, Finish
 from boughs.testing import MockBackend
 
 pytestmark = pytest.mark.timeout(30)
@@ -265,11 +265,11 @@ def chunk(**fields):
         ([], BackendError, "answered nothing"),
         ([chunk()], BackendError, "without a finish reason"),
         (
-            [chunk(finish=boughs.lang.backend.Finish("abort", message="gone"))],
+            [chunk(finish=Finish("abort", message="gone"))],
             RequestAborted,
             "gone",
         ),
-        ([chunk(finish=boughs.lang.backend.Finish("stop"), segments=[])] * 1, None, ""),
+        ([chunk(finish=Finish("stop"), segments=[])] * 1, None, ""),
     ],
 )
 def test_a_backend_that_does_not_keep_the_contract(chunks, error, message):
@@ -292,7 +292,7 @@ def test_a_backend_that_does_not_keep_the_contract(chunks, error, message):
 
 
 async def _one_choice(_self, _request):
-    yield chunk(finish=boughs.lang.backend.Finish("stop"), segments=[])
+    yield chunk(finish=Finish("stop"), segments=[])
 
 
 class Broken(ChoicesSamplingMethod):

@@ -24,18 +24,8 @@ NEVER = {
 }
 RUNTIME_MAY_USE = {
     # the sampling parameters and the data that they exchange; the programs' IR and executor
-    *(
-        "backend",
-        "beams",
-        "errors",
-        "lease",
-        "loop",
-        "meta",
-        "sampling",
-        "segments",
-        "executor",
-        "ir",
-    ),
+    *("backend", "requests", "results", "lease", "errors", "segments", "sampling", "beams"),
+    *("loop", "meta", "executor", "ir"),
 }
 """Of `lang`. The commands in `runtime/cli` are users of the language and may use all of it."""
 

@@ -4,8 +4,9 @@ import pytest
 
 import boughs
 from boughs.lang import loop
-from boughs.lang.backend import GenerateRequest, ScoreRequest, collect
 from boughs.lang.errors import BackendError, InvalidRequest, RequestAborted
+from boughs.lang.requests import GenerateRequest, ScoreRequest
+from boughs.lang.results import collect
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Role, Text
 from boughs.testing import MockBackend

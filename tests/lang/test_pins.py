@@ -9,9 +9,10 @@ import pytest
 
 import boughs
 from boughs.lang import loop
-from boughs.lang.backend import LeaseState, PinRequest
 from boughs.lang.errors import BackendError, InvalidRequest, Unsupported
 from boughs.lang.lease import Lease
+from boughs.lang.requests import PinRequest
+from boughs.lang.results import LeaseState
 from boughs.testing import MockBackend
 
 _path = Path(__file__).parents[1] / "fixtures" / "fake_engine.py"

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 import boughs
-from boughs.lang.backend import collect
 from boughs.lang.errors import InvalidRequest, NotFound, Unsupported
+from boughs.lang.results import collect
 from boughs.lang.segments import Content, Ids, Role, Text
 from boughs.testing import MockBackend
 
@@ -692,7 +692,7 @@ def test_the_mock_gives_what_the_contract_says():
     async def ask_for(prompt):
         return await collect(MockBackend("abcdefghij").generate(prompt))
 
-    from boughs.lang.backend import GenerateRequest
+    from boughs.lang.requests import GenerateRequest
 
     (answer,) = asyncio.run(ask_for(GenerateRequest(prompt="x")))
     assert answer.text == "abcdefghij"

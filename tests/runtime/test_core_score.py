@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from boughs.lang.backend import ScoreRequest
+from boughs.lang.requests import ScoreRequest
 from boughs.runtime.front.score import WORTH_A_STEP, ScorePlan, score
 
 _path = Path(__file__).parents[1] / "fixtures" / "page_model.py"

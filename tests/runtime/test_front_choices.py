@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from boughs.lang.backend import GenerateRequest, collect
 from boughs.lang.errors import InvalidRequest, RequestTimeout, Unservable
+from boughs.lang.requests import GenerateRequest
+from boughs.lang.results import collect
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.messages import Abort, Finish, Hypothesis, Output, Submit
 

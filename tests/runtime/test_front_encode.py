@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from boughs.lang.backend import EncodeRequest, Encoding
+from boughs.lang.backend import Encoding
 from boughs.lang.errors import InvalidRequest, RequestAborted, RequestTimeout, Unservable
+from boughs.lang.requests import EncodeRequest
 from boughs.lang.segments import Content, Ids, Text
 from boughs.runtime import engine as engines
 from boughs.runtime.engine import Engine

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from boughs.lang.backend import Finish, GenerateRequest, ScoreRequest, collect
 from boughs.lang.errors import (
     EngineDied,
     InvalidRequest,
@@ -14,6 +13,8 @@ from boughs.lang.errors import (
     RequestTimeout,
     Unservable,
 )
+from boughs.lang.requests import GenerateRequest, ScoreRequest
+from boughs.lang.results import Finish, collect
 from boughs.lang.segments import Ids
 from boughs.runtime.messages import Abort, Finish as FinishMessage, Output, Outputs, Submit
 

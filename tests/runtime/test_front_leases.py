@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from boughs.lang.backend import GenerateRequest, PinRequest, collect
 from boughs.lang.errors import EngineDied, InvalidRequest, RequestTimeout, Unsupported
+from boughs.lang.requests import GenerateRequest, PinRequest
+from boughs.lang.results import collect
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.messages import Call, LeaseEnded
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from boughs.lang.backend import LOWEST, GenerateRequest, ScoreRequest, finite
 from boughs.lang.meta import meta_info
+from boughs.lang.requests import GenerateRequest, ScoreRequest
+from boughs.lang.results import LOWEST, finite
 from boughs.runtime.messages import Submit
 
 

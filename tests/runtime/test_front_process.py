@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from boughs.lang import loop
-from boughs.lang.backend import GenerateRequest, collect
 from boughs.lang.errors import EngineDied
+from boughs.lang.requests import GenerateRequest
+from boughs.lang.results import collect
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.front import link as links

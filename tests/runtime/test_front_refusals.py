@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from boughs.lang.backend import GenerateRequest, ScoreRequest, collect
 from boughs.lang.errors import (
     InvalidRequest,
     Overloaded,
     Unservable,
 )
+from boughs.lang.requests import GenerateRequest, ScoreRequest
+from boughs.lang.results import collect
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Role, Text
 from boughs.runtime.messages import Submit, encode

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from boughs.lang.backend import GenerateRequest, ScoreRequest, collect
 from boughs.lang.errors import (
     EngineDied,
     RequestAborted,
     RequestTimeout,
     Unservable,
 )
+from boughs.lang.requests import GenerateRequest, ScoreRequest
+from boughs.lang.results import collect
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.front import link as links, supervisor
 from boughs.runtime.messages import Submit

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from boughs.lang.backend import Finish, GenerateRequest
+from boughs.lang.requests import GenerateRequest
+from boughs.lang.results import Finish
 from boughs.lang.segments import Content, Ids, Role, Text
 from boughs.runtime.messages import Abort, Finish as FinishMessage, Submit
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from boughs.lang.backend import ScoreRequest
 from boughs.lang.errors import InvalidRequest, Unservable
+from boughs.lang.requests import ScoreRequest
 from boughs.lang.segments import Ids, Role, Text
 from boughs.runtime.front.score import WORTH_A_STEP, ChoiceTree
 from boughs.runtime.messages import Submit

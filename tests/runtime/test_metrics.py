@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from boughs.lang.backend import GenerateRequest, collect
 from boughs.lang.errors import BoughsError, RequestTimeout
+from boughs.lang.requests import GenerateRequest
+from boughs.lang.results import collect
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.front.registry import ENDS
 from boughs.runtime.messages import Call

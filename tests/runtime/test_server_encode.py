@@ -14,8 +14,9 @@ import pytest
 
 import boughs
 from boughs.lang import loop
-from boughs.lang.backend import EncodeRequest, Encoding
+from boughs.lang.backend import Encoding
 from boughs.lang.errors import InvalidRequest, Unservable
+from boughs.lang.requests import EncodeRequest
 from boughs.lang.segments import Content, Ids, Text
 from boughs.runtime.server.encode import LACKED, MOST_INPUTS
 

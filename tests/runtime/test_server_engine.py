@@ -14,7 +14,7 @@ import pytest
 
 import boughs
 from boughs.lang import loop
-from boughs.lang.backend import EncodeRequest
+from boughs.lang.requests import EncodeRequest
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.front.front import Front
 from boughs.runtime.front.link import thread_link

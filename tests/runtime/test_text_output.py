@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from boughs.lang.backend import Answer, Finish
+from boughs.lang.results import Answer, Finish
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Ids, Text
 from boughs.runtime.front.detokenize import Detokenizer
