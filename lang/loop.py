@@ -8,13 +8,19 @@ programs nor backends.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+WAKE_SECONDS = 0.5
+"""How often a thread that waits looks up. A signal that comes just before the main thread begins to
+wait, or to another thread, does not wake it, and Python would see the interrupt only at the end."""
 
 _lock = threading.Lock()
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
@@ -57,8 +63,14 @@ def run(coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         coroutine.close()
         raise RuntimeError("this call waits; on Boughs's own loop use the async form")
     future = submit(coroutine)
+    until = math.inf if timeout is None else time.monotonic() + timeout
     try:
-        return future.result(timeout)
+        while True:
+            try:
+                return future.result(max(0.0, min(WAKE_SECONDS, until - time.monotonic())))
+            except TimeoutError:
+                if future.done() or time.monotonic() >= until:
+                    raise
     except BaseException:
         future.cancel()
         raise

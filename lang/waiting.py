@@ -1,7 +1,7 @@
 """Waiting across threads and event loops: a level that rises, and a stream made of it.
 
-The writer is on Boughs's loop; readers are threads and coroutines of any loop. Nobody polls. This
-module knows no programs.
+The writer is on Boughs's loop; readers are threads and coroutines of any loop. They are woken by
+what they wait for, and look up now and then for an interrupt. This module knows no programs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Generic, TypeVar
+
+from boughs.lang.loop import WAKE_SECONDS
 
 T = TypeVar("T")
 
@@ -49,7 +51,8 @@ class Level:
             return
         reached = threading.Event()
         if self._register(target, reached.set):
-            reached.wait()
+            while not reached.wait(WAKE_SECONDS):
+                pass  # an interrupt is raised here
 
     async def reach(self, target: float) -> None:
         """Await, on any event loop, that the level is at least `target`."""

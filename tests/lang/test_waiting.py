@@ -1,7 +1,9 @@
-"""Levels and streams: nobody is woken early, nobody is forgotten, nobody polls."""
+"""Levels and streams: nobody is woken early, nobody is forgotten, no interrupt is lost."""
 
 import asyncio
 import random
+import subprocess
+import sys
 import threading
 import time
 
@@ -121,3 +123,32 @@ def test_a_stream_that_broke_gives_its_items_and_then_the_error():
         assert next(reader) == ["a"]
         with pytest.raises(ValueError, match="broken"):
             next(reader)
+
+
+INTERRUPTED = """
+import asyncio, os, signal, sys, threading, time
+from boughs.lang import loop
+from boughs.lang.waiting import Level
+
+waits = {
+    "a level": lambda: Level().wait(1),
+    "the loop": lambda: loop.run(asyncio.sleep(600)),
+}
+
+def interrupt():
+    time.sleep(0.2)
+    # To a thread that is not the main one: nothing wakes that, as in the moment before it waits.
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    waits[sys.argv[1]]()
+except KeyboardInterrupt:
+    os._exit(7)
+"""
+
+
+@pytest.mark.parametrize("what", ["a level", "the loop"])
+def test_an_interrupt_that_wakes_nobody_is_seen(what):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, what], timeout=60, check=False)
+    assert done.returncode == 7
