@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from boughs.lang.errors import InvalidRequest
+from boughs.lang.errors import InvalidRequest, Unsupported
 
 
 def _help(text: str) -> Meta:
@@ -112,6 +112,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     grammar_memory: Annotated[
         str, _help("memory that compiling one grammar may take, as 512M or 4G")
     ] = "1G"
+    tp_size: Annotated[int, _help("devices that share a model; only 1, for now")] = 1
     check_invariants: Annotated[
         bool, _help("for debugging: check every page and queue after each step (slow)")
     ] = False
@@ -121,6 +122,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "page_size",
             "max_running_requests",
             "max_queued_requests",
+            "tp_size",
         ):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} must be at least 1, got {getattr(self, name)}", name)
@@ -128,6 +130,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} must be at least 1, got {value}", name)
+        if self.tp_size > 1:
+            raise Unsupported(
+                f"tp_size: a model runs on one device; sharing it among {self.tp_size} is not "
+                "supported, leave it at 1",
+                "tp_size",
+            )
         if not 0 <= self.schedule_conservativeness <= 1:
             raise InvalidRequest(
                 "schedule_conservativeness must be from 0 to 1, got "

@@ -16,7 +16,14 @@ import pytest
 
 from boughs.lang import loop
 from boughs.lang.backend import Backend
-from boughs.lang.errors import BoughsError, EngineDied, InvalidRequest, NotFound, RequestAborted
+from boughs.lang.errors import (
+    BoughsError,
+    EngineDied,
+    InvalidRequest,
+    NotFound,
+    RequestAborted,
+    Unsupported,
+)
 from boughs.runtime import engine as engines
 from boughs.runtime.engine import Engine
 from boughs.runtime.front.link import ThreadLink
@@ -290,6 +297,8 @@ def test_it_is_a_backend_by_its_endpoint(engine, folder):
         ({"pagesize": 3}, InvalidRequest, "pagesize: unknown engine argument"),
         ({"page_size": "x"}, InvalidRequest, "page_size"),
         ({"page_size": 0}, InvalidRequest, "page_size must be at least 1"),
+        ({"tp_size": 2}, Unsupported, "tp_size: a model runs on one device"),
+        ({"tp_size": 0}, InvalidRequest, "tp_size must be at least 1"),
         ({"model_path": 5}, InvalidRequest, "model_path"),
     ],
 )
