@@ -86,7 +86,8 @@ def _keywords(field: inspect.Field) -> dict[str, Any]:
         metavar = field.name.removesuffix("s").rpartition("_")[2].upper()
         return {"action": "append", "metavar": metavar, "help": text}
     convert = {inspect.IntType: int, inspect.FloatType: float, inspect.StrType: str}[type(kind)]
-    metavar = {int: "N", float: "SECONDS", str: field.name.rpartition("_")[2].upper()}[convert]
+    number = "SECONDS" if "seconds" in text else "SHARE" if "share" in text else "X"
+    metavar = {int: "N", float: number, str: field.name.rpartition("_")[2].upper()}[convert]
     return {"type": convert, "metavar": metavar, "help": text}
 
 
