@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")  # as the core process does; before
 
 if "BOUGHS_TEST_GPU" not in os.environ:  # `make test-gpu` sets it; all other tests mean the CPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell's `&` ignores it, and what tests start and interrupt would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
