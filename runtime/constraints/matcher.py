@@ -107,6 +107,11 @@ def reason(message: str) -> str:
     first = message.strip().split("\n\n")[0].split("\n<")[0]
     if first.startswith("NoExtensionBias"):
         return "the grammar allows no output"
+    if first.startswith("panic"):
+        return (
+            "the compiler of grammars fails on it, by a fault of its own; write it another way, "
+            "for instance without alternatives that overlap"
+        )
     return first.removeprefix("ParserTooComplex: ").strip()
 
 
