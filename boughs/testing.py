@@ -7,7 +7,7 @@
 
 A token is a character, roles are rendered as ChatML, and what two prompts share counts as cached,
 as with the real runtime. Stops, limits, grammars and forbidden tokens are not applied: what a
-test says is what the program gets; `Cut("{")` is a text that a limit cut. This module knows no
+test says is what the program gets; `Cut("{")` is a text that a limit cut. Time-outs are kept. This module knows no
 model and no engine.
 """
 
@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import math
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from boughs.lang.errors import BackendError, InvalidRequest
+from boughs.lang.errors import BackendError, InvalidRequest, RequestTimeout
 from boughs.lang.requests import GenerateRequest, PinRequest, Prompt, ScoreRequest
 from boughs.lang.results import ChoiceScore, Chunk, Finish, LeaseState, Scores, TokenLogprob
 from boughs.lang.segments import Content, Ids, Role, Segment, Text, chatml
@@ -97,9 +99,11 @@ class MockBackend:
         cached = self._record(call, request.params.cache_salt)
         texts = self._texts(call)
         ended = False
+        seconds = request.params.timeout
+        until = math.inf if seconds is None else time.monotonic() + seconds
         try:
             for index, text in enumerate(texts):
-                async for chunk in self._stream(request, call, text, index):
+                async for chunk in self._stream(request, call, text, index, until):
                     chunk.cached_tokens = cached
                     if chunk.rendered is not None:
                         chunk.rendered = [chatml(s) for s in segments if isinstance(s, Role)]
@@ -166,11 +170,14 @@ class MockBackend:
         return [text if isinstance(text, Cut) else str(text) for text in texts]
 
     async def _stream(
-        self, request: GenerateRequest, call: Call, text: str, index: int
+        self, request: GenerateRequest, call: Call, text: str, index: int, until: float
     ) -> AsyncIterator[Chunk]:
-        """The chunks of one choice."""
+        """The chunks of one choice, until the time is over."""
         for at in range(0, max(len(text), 1), self._piece):
-            await asyncio.sleep(self._delay)
+            left = until - time.monotonic()
+            await asyncio.sleep(min(self._delay, max(left, 0.0)))
+            if self._delay > left:
+                raise RequestTimeout(f"timeout: no answer within {request.params.timeout:g} s")
             piece = text[at : at + self._piece]
             last = at + self._piece >= len(text)
             chunk = Chunk(

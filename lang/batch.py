@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from boughs.lang import loop
 from boughs.lang.errors import BoughsError, InvalidRequest, located
 from boughs.lang.execution import Execution
+from boughs.lang.pool import most_threads
 from boughs.lang.progress import Progress
 from boughs.lang.state import ProgramState
 
@@ -160,7 +160,7 @@ def _placed(error: BaseException, i: int) -> BaseException:
 
 def _width(num_threads: int | str, count: int) -> int:
     if num_threads == "auto":
-        most = max(96, 16 * (os.cpu_count() or 1))
+        most = most_threads()
     elif isinstance(num_threads, int) and not isinstance(num_threads, bool) and num_threads > 0:
         most = num_threads
     else:

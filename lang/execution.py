@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from boughs.lang import loop
-from boughs.lang.current import body_of
+from boughs.lang.current import body_of, inside_program
 from boughs.lang.errors import RequestAborted
 from boughs.lang.executor import Executor
+from boughs.lang.pool import shared_pool
 from boughs.lang.state import ProgramState
 
 
@@ -54,6 +55,7 @@ class Execution:
         if self.is_async:
             return loop.run(self.execute_async())
         try:
+            self._require_wanted()
             with body_of(self._run.backend):
                 result = self._body(self._inner, *self._args, **self._kwargs)
                 self._run.ret_value = loop.run(result) if inspect.iscoroutine(result) else result
@@ -66,6 +68,7 @@ class Execution:
     async def execute_async(self) -> ProgramState:
         """Run a program whose body is a coroutine; on the loop."""
         try:
+            self._require_wanted()
             with body_of(self._run.backend):
                 self._run.ret_value = await self._body(self._inner, *self._args, **self._kwargs)
             await self._run.finished()
@@ -74,19 +77,33 @@ class Execution:
             raise
         return self.state
 
-    def start(self) -> ProgramState:
-        """Let the program run by itself; its errors reach those who read its state."""
+    def start(self, *, pooled: bool = False) -> ProgramState:
+        """Let the program run by itself; its errors reach those who read its state.
+
+        Args:
+            pooled: Whether a plain body waits for a thread of the bounded pool. One that another
+                body starts never does: that body may hold the thread for which it would wait.
+        """
         if self.is_async:
             loop.submit(self.execute_async())
             return self.state
         context = contextvars.copy_context()
+        if pooled and not inside_program():
+            shared_pool().submit(lambda: context.run(self._quietly))
+            return self.state
         name = f"boughs-{self._run.program}"
         threading.Thread(target=context.run, args=(self._quietly,), name=name, daemon=True).start()
         return self.state
 
     def cancel(self) -> None:
         """End the program early, from any thread."""
-        self._run.fail(RequestAborted("it was cancelled"), f"program {self._run.program}")
+        self._run.cancel()
+
+    def _require_wanted(self) -> None:
+        """Do not begin what was cancelled before."""
+        failure = self._run.failure()
+        if failure is not None:
+            raise failure.make()
 
     def _quietly(self) -> None:
         with contextlib.suppress(BaseException):  # its state has it, and gives it to its readers

@@ -71,7 +71,7 @@ class Executor:
 
     def submit(self, node: ir.Node) -> int:
         """Queue a node; its ticket."""
-        if self.backlog.ended:
+        if self.backlog.ended and self.backlog.failure is None:
             raise InvalidRequest(f"{self.backlog.label}: has ended, nothing can be added to it")
         return self._queue(node)
 

@@ -26,7 +26,7 @@ from boughs.lang.running import Run
 from boughs.lang.state import ProgramState
 from boughs.lang.trace import Trace, trace
 
-_OPTIONS = RUN_PARAMETERS | {"backend", "stream"}
+_OPTIONS = RUN_PARAMETERS | {"backend", "cache", "stream", "use_thread"}
 
 
 class Program:
@@ -70,13 +70,15 @@ class Program:
 
     # ---- running ----
 
-    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+    def run(self, /, *args: Any, **kwargs: Any) -> ProgramState:
         """Run the program, and return its state when all that it added is done.
 
         Args:
             args: The program's own arguments, by position.
             kwargs: Its other arguments, and parameters of the run: `backend`; `stream=True`
-                returns at once and lets the state be read while the program runs; defaults for
+                returns at once and lets the state be read while the program runs; `cache=True`
+                answers from disk what was asked before (`boughs.CallCache`); `use_thread=False`
+                lets each statement end before the next begins, for debugging; defaults for
                 every `gen` that does not give its own (`temperature`, `max_new_tokens`, `stop`
                 and the others of `boughs.SamplingParams` but the grammars, and
                 `return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
@@ -95,10 +97,13 @@ class Program:
             )
         return execution.execute()
 
-    async def run_async(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """`run` to be awaited, on any event loop; a plain body runs in a thread."""
+    async def run_async(self, /, *args: Any, **kwargs: Any) -> ProgramState:
+        """`run` to be awaited, on any event loop. A plain body runs in a thread of a bounded pool.
+
+        To cancel what awaits it cancels the program.
+        """
         execution, stream = self._prepare(args, kwargs)
-        state = execution.start()
+        state = execution.start(pooled=not stream)
         if not stream:
             try:
                 await state.wait()
@@ -153,14 +158,14 @@ class Program:
             on_result=on_result,
         )
 
-    def bind(self, **kwargs: Any) -> Program:
+    def bind(self, /, **kwargs: Any) -> Program:
         """The program with some of its own arguments given. Those of `run` go before these."""
         unknown = [name for name in kwargs if not self._arguments.takes(name)]
         if unknown:
             raise TypeError(f"{self._name}() has no parameter {unknown[0]!r} to bind")
         return self._with(bound={**self._bound, **kwargs})
 
-    def configure(self, **options: Any) -> Program:
+    def configure(self, /, **options: Any) -> Program:
         """The program with parameters of `run` given, whatever its own are called."""
         unknown = [name for name in options if name not in _OPTIONS]
         if unknown:
@@ -168,7 +173,7 @@ class Program:
         Given.parse(_sampling(options), f"{self._name}: ")
         return self._with(options={**self._given(), **options})
 
-    def trace(self, *args: Any, **kwargs: Any) -> Trace:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Trace:
         """The statements of a run, without a backend.
 
         Arguments that are not given are placeholder texts, and so is every variable.
@@ -182,7 +187,7 @@ class Program:
 
     # ---- composition ----
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the program, or make it a part of another.
 
         `other(s, x=1)` in a program runs the body of `other` on the state `s` there and then, and
@@ -255,6 +260,7 @@ class Program:
         given = {name: value for name, value in options.items() if value is not None}
         merged = {**self._options, **given}
         backend = resolve(merged.pop("backend", None))
+        eager = self._eager(merged.pop("use_thread", True))
         unknown = [name for name in merged if name not in RUN_PARAMETERS]
         if unknown:
             raise InvalidRequest(
@@ -263,10 +269,25 @@ class Program:
         defaults = Defaults(Given.parse(merged, f"{self._name}: "))
 
         def execution(arguments: inspect.BoundArguments) -> Execution:
-            executor = Executor(Run(self._name, backend, defaults, self._spec_tokens))
+            run = Run(self._name, backend, defaults, self._spec_tokens, eager=eager)
+            executor = Executor(run)
             return Execution(executor, self.func, arguments.args, arguments.kwargs)
 
         return execution
+
+    def _eager(self, use_thread: object) -> bool:
+        """Whether each statement is to end before the next begins."""
+        if not isinstance(use_thread, bool):
+            raise InvalidRequest(
+                f"use_thread: expected a bool, got {use_thread!r:.40}", "use_thread"
+            )
+        if not use_thread and inspect.iscoroutinefunction(self.func):
+            raise InvalidRequest(
+                f"{self._name}: use_thread=False blocks, which an async program must not; leave it "
+                "out and await what is to be waited for",
+                "use_thread",
+            )
+        return not use_thread
 
 
 class Call(Expression):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from boughs.lang.abilities import Speculating
 from boughs.lang.backend import Backend, Pinning
-from boughs.lang.errors import Unsupported
+from boughs.lang.errors import RequestAborted, Unsupported
 from boughs.lang.failure import Failure
 from boughs.lang.lease import Lease
 from boughs.lang.loop import background_loop
@@ -64,14 +64,22 @@ class Run:
         backend: Who runs its requests.
         defaults: The parameters of `run`.
         spec_tokens: How far an API model's call goes on past a stop; None: not at all.
+        eager: Whether each statement is to end before the program goes on.
     """
 
     def __init__(
-        self, program: str, backend: Backend, defaults: Defaults, spec_tokens: int | None = None
+        self,
+        program: str,
+        backend: Backend,
+        defaults: Defaults,
+        spec_tokens: int | None = None,
+        *,
+        eager: bool = False,
     ) -> None:
         self.program = program
         self.backend = backend
         self.defaults = defaults
+        self.eager = eager
         self.usage = Usage()
         self._spec_tokens = spec_tokens
         self.ret_value: Any = None
@@ -130,6 +138,10 @@ class Run:
             state.fail(Failure(error, where))
             state.end()
         self._release()
+
+    def cancel(self) -> None:
+        """End all states early, from any thread: the body at its next statement or read."""
+        self.fail(RequestAborted("it was cancelled"), f"program {self.program}")
 
     def failure(self) -> Failure | None:
         """The first failure that the program has not seen; its own state's in any case."""

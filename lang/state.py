@@ -42,7 +42,9 @@ class ProgramState:
 
     def submit(self, node: ir.Node) -> None:
         """Queue one node (expressions call this)."""
-        self._executor.submit(node)
+        ticket = self._executor.submit(node)
+        if self._executor.run.eager:
+            self._backlog.wait(ticket)
 
     def __iadd__(self, other: str | ir.Expression) -> ProgramState:
         ir.as_expression(other, "s +=").put(self)
@@ -51,7 +53,7 @@ class ProgramState:
     def set_var(self, name: str, value: Any) -> None:
         """Set a variable, in the order of the statements."""
         self._check_name(name)
-        self._executor.submit(ir.SetVariable(name, value))
+        self.submit(ir.SetVariable(name, value))
 
     __setitem__ = set_var
 
@@ -128,6 +130,8 @@ class ProgramState:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise InvalidRequest(f"size: expected a number of at least 1, got {size!r:.40}", "size")
         branches = self._executor.fork(size)
+        if self._executor.run.eager:
+            self._backlog.wait(self._backlog.submitted)
         return ProgramStateGroup([ProgramState(branch) for branch in branches], self)
 
     @contextmanager
@@ -205,6 +209,14 @@ class ProgramState:
         if self._outside:
             await self._backlog.announced_async(math.inf)
         await self._backlog.reach(self._backlog.submitted)
+
+    def cancel(self) -> None:
+        """End the program early, all its branches too; from any thread.
+
+        Its requests are aborted. Its body gets `RequestAborted` at its next statement or read, as
+        do all readers. A program that has ended stays as it is.
+        """
+        self._executor.run.cancel()
 
     def error(self) -> BaseException | None:
         """What ended this state early, if anything did. Waits like `sync`."""

@@ -245,6 +245,7 @@ def test_a_gens_own_parameters_go_before_those_of_the_run():
         ({"top_k": 0}, "top_k"),
         ({"max_tokens": 3, "max_new_tokens": 4}, "max_new_tokens"),
         ({"stream": 1}, "stream"),
+        ({"use_thread": "no"}, "use_thread"),
         ({"backend": "http://x"}, "backend"),
         ({"beam_width": 0}, "beam_width"),
         ({"beam_width": 3, "top_p": 0.5}, "top_p"),
@@ -257,7 +258,7 @@ def test_a_wrong_parameter_of_a_run_is_named(options, named):
         guide.run("Rome", **{"backend": MockBackend(), **options})
 
 
-@pytest.mark.parametrize("unknown", ["temprature", "regex", "json_schema", "use_thread"])
+@pytest.mark.parametrize("unknown", ["temprature", "regex", "json_schema"])
 def test_what_neither_program_nor_run_knows_is_a_type_error(unknown):
     with pytest.raises(TypeError, match=unknown):
         guide.run("Rome", backend=MockBackend(), **{unknown: "x"})
@@ -343,6 +344,37 @@ def test_any_argument_name_may_be_used():
         [{"n": 1, "stop": 2, "temperature": 3, "backend": 4}], backend=mock
     )
     assert state.ret_value == (1, 2, 3, 4, 5, 2)
+
+
+NAMES = ("self", "state", "s_", "backend", "timeout", "args", "kwargs", "func", "cache", "cls")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_argument_name_is_taken(name):
+    names = {}
+    exec(f"def body(s, {name}, *, other=0):\n    s += str({name})\n    return {name}", names)
+    program = boughs.function(names["body"])
+    given, mock = {name: 7}, MockBackend()
+
+    @boughs.function
+    def outer(s):
+        s += program(**given)
+        return program(s, **given)
+
+    async def awaited():
+        return await program.run_async(**given)
+
+    with boughs.backend(mock):
+        assert program.run(**given).ret_value == 7
+        assert program(**given).ret_value == 7
+        assert program.bind(**given).run().ret_value == 7
+        assert program.bind(**given).configure(temperature=0).run(other=1).ret_value == 7
+        assert program.run_batch([given, (7,)])[1].ret_value == 7
+        assert asyncio.run(awaited()).ret_value == 7
+        assert program.trace(**given).ret_value == 7
+        assert program.trace().ret_value == f"{{{name}}}"
+        state = outer.run()
+    assert (state.text(), state.ret_value) == ("77", 7)
 
 
 def test_arguments_of_every_kind():
