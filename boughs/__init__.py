@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from boughs.lang.apis.anthropic_model import Anthropic as Anthropic
     from boughs.lang.apis.litellm_model import LiteLLM as LiteLLM
     from boughs.lang.apis.openai_model import OpenAI as OpenAI
+    from boughs.lang.call_cache import CallCache as CallCache
     from boughs.lang.choices import (
         ChoicesDecision as ChoicesDecision,
         ChoicesSamplingMethod as ChoicesSamplingMethod,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     )
     from boughs.lang.current import (
         backend as backend,
+        cached as cached,
         flush_cache as flush_cache,
         get_server_info as get_server_info,
         global_config as global_config,
@@ -92,6 +94,7 @@ _HOMES = {
     "boughs.lang.apis.anthropic_model": ("Anthropic",),
     "boughs.lang.apis.litellm_model": ("LiteLLM",),
     "boughs.lang.apis.openai_model": ("OpenAI",),
+    "boughs.lang.call_cache": ("CallCache",),
     "boughs.lang.choices": (
         "ChoicesDecision",
         "ChoicesSamplingMethod",
@@ -101,6 +104,7 @@ _HOMES = {
     ),
     "boughs.lang.current": (
         "backend",
+        "cached",
         "flush_cache",
         "get_server_info",
         "global_config",

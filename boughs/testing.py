@@ -7,8 +7,8 @@
 
 A token is a character, roles are rendered as ChatML, and what two prompts share counts as cached,
 as with the real runtime. Stops, limits, grammars and forbidden tokens are not applied: what a
-test says is what the program gets; `Cut("{")` is a text that a limit cut. Time-outs are kept. This module knows no
-model and no engine.
+test says is what the program gets; `Cut("{")` is a text that a limit cut. Time-outs are kept.
+This module knows no model and no engine.
 """
 
 from __future__ import annotations

@@ -22,6 +22,18 @@ class Choosing(Protocol):
 
 
 @runtime_checkable
+class Identified(Protocol):
+    """A backend that says which model answers, so that its answers can be kept."""
+
+    async def identity(self) -> str:
+        """A text that changes with all that answers depend on beside the request.
+
+        These are the weights, the tokenizer and its template, and how they are computed with.
+        """
+        ...
+
+
+@runtime_checkable
 class Speculating(Protocol):
     """A backend of which each request costs, so that one had better make several `gen`s."""
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from boughs.lang import loop
 from boughs.lang.backend import Backend, Host
+from boughs.lang.cached import Cached, cached_backend
+from boughs.lang.call_cache import CallCache
 from boughs.lang.errors import InvalidRequest
 
 
@@ -21,12 +23,14 @@ class GlobalConfig:
 
     Attributes:
         default_backend: The process's default backend.
+        cache: The `cache` of runs that give none: True, a `boughs.CallCache`, or False.
     """
 
-    __slots__ = ("default_backend",)
+    __slots__ = ("cache", "default_backend")
 
     def __init__(self) -> None:
         self.default_backend: Backend | Host | None = None
+        self.cache: CallCache | bool = False
 
 
 global_config = GlobalConfig()
@@ -85,6 +89,33 @@ def resolve(given: Backend | Host | None) -> Backend:
             "backend",
         )
     return found
+
+
+def cached(backend: Backend | Host | None = None, cache: CallCache | bool = True) -> Backend:
+    """A backend that is asked only for what is not on disk; use it wherever a backend is.
+
+        import boughs
+
+        backend = boughs.cached(boughs.OpenAI("gpt-4o-mini", api_key="…"))
+
+    Args:
+        backend: Who is asked; by default the one that programs run on here.
+        cache: Where answers are kept; True is the default place.
+
+    Raises:
+        Unsupported: The backend does not say which model it has.
+    """
+    return cached_backend(resolve(backend), cache)
+
+
+def resolve_cached(given: Backend | Host | None, cache: CallCache | bool | None) -> Backend:
+    """The backend to use, with the cache that a run gave, or the process's."""
+    backend = resolve(given)
+    if cache is None:
+        if global_config.cache is False or isinstance(backend, Cached):
+            return backend
+        cache = global_config.cache
+    return cached_backend(backend, cache)
 
 
 def flush_cache(backend: Backend | Host | None = None, timeout: float = 0.0) -> bool:

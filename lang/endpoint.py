@@ -179,6 +179,21 @@ class RuntimeEndpoint:
         shown: dict[str, Any] = await self._http.json("GET", f"/tree?{query}")
         return shown
 
+    async def identity(self) -> str:
+        """What the server says its answers depend on beside the request: model and settings.
+
+        Raises:
+            Unsupported: It says nothing of the kind.
+        """
+        info: dict[str, Any] = await self._http.json("GET", "/model_info")
+        if not isinstance(info.get("identity"), str):
+            raise Unsupported(
+                f"cache: {self.base_url} does not say which weights it serves, so that its answers "
+                "cannot be told from another model's; run without cache=…",
+                "cache",
+            )
+        return str(info["identity"])
+
     async def get_server_info(self) -> dict[str, Any]:
         """What the server is and how it does."""
         info: dict[str, Any] = await self._http.json("GET", "/server_info")

@@ -228,11 +228,7 @@ class Executor:
             if isinstance(error, BoughsError):
                 raise
             raise RequestTimeout(f"timeout: no decision within {seconds:g} s") from None
-        usage = self.run.usage
-        usage.requests += 1
-        usage.prompt_tokens += scores.prompt_tokens
-        usage.cached_tokens += scores.cached_tokens
-        usage.completion_tokens += scores.completion_tokens
+        self.run.usage.add_scores(scores)
         self.contents.render(scores.rendered or ())
         decision = choices.decide(node.method, texts, scores)
         self.contents.add_choice(decision.decision)

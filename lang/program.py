@@ -16,7 +16,7 @@ from boughs.lang import loop
 from boughs.lang.arguments import Arguments
 from boughs.lang.backend import Backend, Host
 from boughs.lang.batch import OnResult, run_batch
-from boughs.lang.current import inside_program, resolve
+from boughs.lang.current import inside_program, resolve_cached
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.execution import Execution
 from boughs.lang.executor import Executor
@@ -259,7 +259,7 @@ class Program:
         """What makes executions with these parameters of a run."""
         given = {name: value for name, value in options.items() if value is not None}
         merged = {**self._options, **given}
-        backend = resolve(merged.pop("backend", None))
+        backend = resolve_cached(merged.pop("backend", None), merged.pop("cache", None))
         eager = self._eager(merged.pop("use_thread", True))
         unknown = [name for name in merged if name not in RUN_PARAMETERS]
         if unknown:

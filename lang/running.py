@@ -6,18 +6,20 @@ This module knows neither how statements run nor what a program is.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from boughs.lang.abilities import Speculating
 from boughs.lang.backend import Backend, Pinning
+from boughs.lang.cached import Cached
 from boughs.lang.errors import RequestAborted, Unsupported
 from boughs.lang.failure import Failure
 from boughs.lang.lease import Lease
 from boughs.lang.loop import background_loop
 from boughs.lang.parameters import Defaults
 from boughs.lang.requests import PinRequest
-from boughs.lang.results import Answer
+from boughs.lang.results import Answer, Scores
 
 if TYPE_CHECKING:
     from boughs.lang.executor import Executor
@@ -34,6 +36,7 @@ class Usage:
         requests: How many there were, those that only prefill or score among them.
         spec_hits: Gens that an API model had written already (`num_api_spec_tokens`), at no cost.
         spec_misses: Gens before which it had written on, but something else.
+        call_hits: Requests that were answered from disk (`cache=True`), at no cost.
     """
 
     prompt_tokens: int = 0
@@ -42,9 +45,12 @@ class Usage:
     requests: int = 0
     spec_hits: int = field(default=0, repr=False)
     spec_misses: int = field(default=0, repr=False)
+    call_hits: int = field(default=0, repr=False)
 
     def add(self, answers: list[Answer]) -> None:
         """Count a request by its answers (its prompt once)."""
+        if self._kept(answers[0].extra):
+            return
         how = (answers[0].extra or {}).get("speculation")
         self.spec_hits += how == "hit"
         self.spec_misses += how == "miss"
@@ -54,6 +60,21 @@ class Usage:
         self.prompt_tokens += answers[0].prompt_tokens
         self.cached_tokens += answers[0].cached_tokens
         self.completion_tokens += sum(a.completion_tokens + a.discarded_tokens for a in answers)
+
+    def add_scores(self, scores: Scores) -> None:
+        """Count a request between choices."""
+        if self._kept(scores.extra):
+            return
+        self.requests += 1
+        self.prompt_tokens += scores.prompt_tokens
+        self.cached_tokens += scores.cached_tokens
+        self.completion_tokens += scores.completion_tokens
+
+    def _kept(self, extra: Mapping[str, Any] | None) -> bool:
+        """Count an answer that was on disk; whether it was."""
+        hit = (extra or {}).get("call_cache") == "hit"
+        self.call_hits += hit
+        return hit
 
 
 class Run:
@@ -112,8 +133,9 @@ class Run:
             BoughsError: What the backend raises before the lease is held.
         """
         if not isinstance(self.backend, Pinning):
+            asked = self.backend.inner if isinstance(self.backend, Cached) else self.backend
             raise Unsupported(
-                f"pin: a {type(self.backend).__name__} has no cache in which prompts can be kept"
+                f"pin: a {type(asked).__name__} has no cache in which prompts can be kept"
             )
         self._leases.append(await Lease.take(self.backend.pin(request)))
 

@@ -67,6 +67,7 @@ class AnthropicMessages:
         self._client = client
         self.model = model
         self.name = f"Anthropic ({model})"
+        self.place = str(getattr(client, "base_url", ""))
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
         """The answer in pieces."""

@@ -75,6 +75,7 @@ class LiteLLMChat:
         self._options = options
         self.model = model
         self.name = f"LiteLLM ({model})"
+        self.place = str(options.get("base_url", ""))
         self.features = replace(OpenAIChat.features, continues=_prefills(litellm, model))
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:

@@ -55,6 +55,11 @@ class Api(Protocol):
         ...
 
     @property
+    def place(self) -> str:
+        """Where it is reached: a URL, or empty for the provider's own."""
+        ...
+
+    @property
     def features(self) -> Features:
         """What it can do."""
         ...
@@ -173,6 +178,10 @@ class ApiModel:
             Unsupported: Always.
         """
         raise Unsupported(f"flush_cache: the cache of {self._api.name} is its own")
+
+    async def identity(self) -> str:
+        """The API, the model's name and where it is reached: that is all that an API tells."""
+        return f"{self._api.name} at {self._api.place}"
 
     async def get_server_info(self) -> dict[str, Any]:
         """The model's name, and the API's."""

@@ -42,6 +42,7 @@ class OpenAIChat:
         self._client = client
         self.model = model
         self.name = f"OpenAI chat ({model})"
+        self.place = str(getattr(client, "base_url", ""))
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
         """The answer in pieces."""

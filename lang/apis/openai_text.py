@@ -31,6 +31,7 @@ class OpenAIText:
         self._client = client
         self.model = model
         self.name = f"OpenAI completions ({model})"
+        self.place = str(getattr(client, "base_url", ""))
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
         """The answer in pieces."""

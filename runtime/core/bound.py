@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 from boughs.kernels.bitmask import Bits
 from boughs.lang.errors import GrammarError
+from boughs.lang.home import default_home
 from boughs.runtime.config import EngineConfig, parse_bytes
 from boughs.runtime.constraints.compiler import Compiled, GrammarCompiler
 from boughs.runtime.constraints.masks import Masks
 from boughs.runtime.constraints.worker import Bounds
 from boughs.runtime.core.request import Request
 from boughs.runtime.messages import Limits
-from boughs.runtime.models.store import default_home
 
 
 def compiler(config: EngineConfig, limits: Limits) -> GrammarCompiler:

@@ -28,6 +28,7 @@ from boughs.runtime.messages import Limits
 from .chat import ChatTemplate
 from .choices import answer, submissions
 from .embed import embed
+from .identity import identity
 from .leases import keep
 from .link import Link, process_link
 from .plan import Planner, text_size
@@ -76,6 +77,7 @@ class Front:
     ) -> None:
         self.config = config
         self.model_path = config.model_path
+        self._identity: str | None = None
         self._core = Supervisor(lambda: connect(config))
         self._requests = Registry(
             self._core, config.max_running_requests + config.max_queued_requests
@@ -259,6 +261,12 @@ class Front:
     async def check(self) -> None:
         """Have the core check its invariants."""
         await self._core.call("check")
+
+    async def identity(self) -> str:
+        """A digest of all that answers depend on beside the request: model, settings, versions."""
+        if self._identity is None:
+            self._identity = await asyncio.to_thread(identity, self.config, self.limits)
+        return self._identity
 
     async def get_server_info(self) -> dict[str, Any]:
         """What the engine is (settings, limits) and how it does (`stats`)."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from boughs.lang.errors import InvalidRequest, NotFound
+from boughs.lang.home import default_home
 
 from . import wheel
 from .convert import WEIGHTS, weights_size, write_description, write_weights
@@ -64,15 +65,6 @@ ALIASES = {
 
 Download = Callable[[str, Path, int, Report], Path]
 """Gets the wheel of a requirement into an empty folder: `wheel.download` or a test's own."""
-
-
-def default_home() -> Path:
-    """`$BOUGHS_HOME`, or `boughs` in the user's cache folder."""
-    own = os.environ.get("BOUGHS_HOME")
-    if own:
-        return Path(own).expanduser().absolute()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "boughs"
 
 
 def resolve(

@@ -90,6 +90,7 @@ class Admin:
                 "served_model_name": self._model_name,
                 "is_generation": True,
                 "context_length": self._served.limits.context_length,
+                "identity": await self._served.identity(),
             }
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from boughs.lang.abilities import Identified
 from boughs.lang.backend import Backend, Encoding, Pinning
 from boughs.lang.segments import Segment
 from boughs.runtime.messages import Limits
@@ -36,7 +37,7 @@ class Vocabulary(Protocol):
         ...
 
 
-class Served(Backend, Pinning, Encoding, Protocol):
+class Served(Backend, Pinning, Encoding, Identified, Protocol):
     """A backend that can be served. All methods run on one event loop."""
 
     @property

@@ -497,3 +497,16 @@ def test_a_program_of_sglang_runs(api):
     assert [m["content"] for m in state.messages()][1:] == ["Capital?", "Paris", "How many?", "Two"]
     assert server.seen[1].messages == state.messages()[:-1]
     assert json.dumps(state.messages())
+
+
+def test_answers_are_kept_on_disk(api, tmp_path):
+    cache = boughs.CallCache(tmp_path)
+    server, backend = api(lambda body, number: f"answer {number}")
+    states = [ask.run(temperature=0, backend=backend, cache=cache) for _ in range(2)]
+    assert [state["x"] for state in states] == ["answer 0", "answer 0"]
+    assert [state.usage.call_hits for state in states] == [0, 1]
+    assert len(server.seen) == 1
+    other, elsewhere = api("elsewhere")  # the same model at another place
+    assert ask.run(temperature=0, backend=elsewhere, cache=cache)["x"] == "elsewhere"
+    assert ask.run(backend=backend, cache=cache)["x"] == "answer 1"  # drawn anew
+    assert len(other.seen) == 1

@@ -117,13 +117,14 @@ def test_cancelling_a_read_leaves_the_program_running():
 @pytest.mark.parametrize("how", ["run", "run_batch", "run_async", "stream"])
 def test_the_limit_of_time_of_a_run_holds_for_each_request(program, how):
     options = {"backend": slow(), "timeout": 0.05}
+    run = {
+        "run": lambda: program.run(**options),
+        "run_batch": lambda: program.run_batch([{}, {}], **options),
+        "run_async": lambda: asyncio.run(program.run_async(**options)),
+        "stream": lambda: program.run(**options, stream=True).sync(),
+    }
     with pytest.raises(RequestTimeout, match=r"no answer within 0\.05 s"):
-        if how == "run_batch":
-            program.run_batch([{}, {}], **options)
-        elif how == "run_async":
-            asyncio.run(program.run_async(**options))
-        else:
-            program.run(**options, stream=how == "stream").sync()
+        run[how]()
 
 
 def test_a_gens_own_limit_goes_before_the_runs():
@@ -147,8 +148,7 @@ def test_what_was_cancelled_before_it_began_never_begins():
     async def main():
         many = most_threads() + 20
         tasks = [asyncio.create_task(program.run_async(i)) for i in range(many)]
-        while len(began) < most_threads():
-            await asyncio.sleep(0.005)
+        await asyncio.to_thread(until, lambda: len(began) == most_threads())
         for task in tasks:
             task.cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)

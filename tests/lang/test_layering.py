@@ -24,8 +24,18 @@ NEVER = {
 }
 RUNTIME_MAY_USE = {
     # the sampling parameters and the data that they exchange; the programs' IR and executor
-    *("backend", "requests", "results", "lease", "errors", "segments", "sampling", "beams"),
-    *("loop", "meta", "executor", "ir"),
+    *(
+        "abilities",
+        "backend",
+        "requests",
+        "results",
+        "lease",
+        "errors",
+        "segments",
+        "sampling",
+        "beams",
+    ),
+    *("home", "loop", "meta", "executor", "ir"),
 }
 """Of `lang`. The commands in `runtime/cli` are users of the language and may use all of it."""
 

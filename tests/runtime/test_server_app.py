@@ -346,6 +346,7 @@ def test_model_info(site):
         assert status == 200
         assert info["model_path"] == "/models/fake"
         assert info["served_model_name"] == "fake"
+        assert info["identity"] == "fake"
     for path in ("/server_info", "/get_server_info"):
         assert site.call(path)[2]["stats"] == {"requests": 0}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from boughs.lang.errors import BoughsError, InvalidRequest, NotFound
+from boughs.lang.home import default_home
 from boughs.runtime.cli import pull as pull_command
 from boughs.runtime.models import progress, store
 
@@ -46,12 +47,12 @@ def home(tmp_path, monkeypatch):
 def test_home(monkeypatch, tmp_path):
     monkeypatch.delenv("BOUGHS_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert store.default_home() == tmp_path / "boughs"
+    assert default_home() == tmp_path / "boughs"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert store.default_home() == tmp_path / "me" / ".cache" / "boughs"
+    assert default_home() == tmp_path / "me" / ".cache" / "boughs"
     monkeypatch.setenv("BOUGHS_HOME", "~/models")
-    assert store.default_home() == tmp_path / "me" / "models"
+    assert default_home() == tmp_path / "me" / "models"
 
 
 def test_a_folder_is_itself(home, tiny_model, monkeypatch):
