@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     )
     from boughs.lang.group import ProgramStateGroup as ProgramStateGroup
     from boughs.lang.launch import Runtime as Runtime
+    from boughs.lang.media import (
+        image as image,
+        video as video,
+    )
     from boughs.lang.primitives import (
         gen as gen,
         gen_int as gen_int,
@@ -130,6 +134,7 @@ _HOMES = {
     ),
     "boughs.lang.group": ("ProgramStateGroup",),
     "boughs.lang.launch": ("Runtime",),
+    "boughs.lang.media": ("image", "video"),
     "boughs.lang.primitives": (
         "gen",
         "gen_int",

@@ -25,7 +25,7 @@ from typing import Any, TypeGuard
 from boughs.lang.errors import BackendError, InvalidRequest, RequestTimeout
 from boughs.lang.requests import GenerateRequest, PinRequest, Prompt, ScoreRequest
 from boughs.lang.results import ChoiceScore, Chunk, Finish, LeaseState, Scores, TokenLogprob
-from boughs.lang.segments import Content, Ids, Role, Segment, Text, chatml
+from boughs.lang.segments import Content, Ids, Image, Role, Segment, Text, chatml
 
 
 class Cut(str):
@@ -78,7 +78,10 @@ class MockBackend:
         calls: All requests so far, in order, those that only prefill among them.
         aborted: The ids of requests that were ended before their end.
         pinned: The texts that leases are held on.
+        sees: Whether programs may show it images; in a call's text each is `<image>`.
     """
+
+    sees = True
 
     def __init__(self, answers: Answers = "ok", *, piece: int = 4, delay: float = 0.0) -> None:
         if piece < 1 or delay < 0:
@@ -279,6 +282,8 @@ def _shown(segment: Segment) -> str:
         return "".join(map(chr, segment.ids))
     if isinstance(segment, Role):
         return chatml(segment)
+    if isinstance(segment, Image):
+        return "<image>"
     return segment.content if isinstance(segment, Content) else segment.text
 
 

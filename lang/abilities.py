@@ -34,6 +34,16 @@ class Identified(Protocol):
 
 
 @runtime_checkable
+class Seeing(Protocol):
+    """A backend whose model may have eyes."""
+
+    @property
+    def sees(self) -> bool:
+        """Whether a user's turn may hold images."""
+        ...
+
+
+@runtime_checkable
 class Speculating(Protocol):
     """A backend of which each request costs, so that one had better make several `gen`s."""
 

@@ -66,14 +66,18 @@ class Arguments:
             raise TypeError(f"{self.name}(): {error}") from None
 
     def bind_placeholders(
-        self, bound: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        bound: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        placeholder: Callable[[str], str] = "{{{}}}".format,
     ) -> inspect.BoundArguments:
-        """The same, where what is missing is its own name in braces."""
+        """The same, where what is missing is its `placeholder`: its own name in braces."""
         given = dict(kwargs)
         for name, parameter in list(self._parameters.items())[len(args) :]:
             if name not in bound and parameter.default is inspect.Parameter.empty:
                 if self.owns(name):
-                    given.setdefault(name, "{" + name + "}")
+                    given.setdefault(name, placeholder(name))
                 elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-                    args = (*args, "{" + name + "}")
+                    args = (*args, placeholder(name))
         return self.bind(bound, args, given)

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from boughs.lang.abilities import Choosing, Identified
+from boughs.lang.abilities import Choosing, Identified, Seeing
 from boughs.lang.backend import Backend, Pinning
 from boughs.lang.call_cache import CallCache
 from boughs.lang.errors import InvalidRequest, Unsupported
@@ -96,6 +96,11 @@ class Cached:
         scores = await self.inner.score(request)
         await self._keep(key, scores)
         return scores
+
+    @property
+    def sees(self) -> bool:
+        """Whether the backend's model has eyes."""
+        return isinstance(self.inner, Seeing) and self.inner.sees
 
     async def flush_cache(self, seconds: float = 0.0) -> None:
         """Forget every cached prefix of the backend; the answers on disk stay."""

@@ -6,6 +6,7 @@ no backend.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,7 @@ class Contents:
         marks: The places of the role marks in `shown`.
         known: How many of the marks are rendered for good.
         messages: The messages that have ended, in OpenAI's form.
+        images: The URL of each image, by its place in `shown`, where its text is empty.
         role: The role of the open message, if any.
         begun: Where its content begins in `shown`.
         variables: Name to value.
@@ -54,7 +56,8 @@ class Contents:
     shown: list[str] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     known: int = 0
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    images: dict[int, str] = field(default_factory=dict)
     role: str | None = None
     begun: int = 0
     variables: dict[str, Any] = field(default_factory=dict)
@@ -74,6 +77,7 @@ class Contents:
             marks=list(self.marks),
             known=self.known,
             messages=[dict(message) for message in self.messages],
+            images=dict(self.images),
             role=self.role,
             begun=self.begun,
             variables=dict(self.variables),
@@ -115,6 +119,20 @@ class Contents:
         """Add a user's text."""
         self._add(seg.Content(text), text)
 
+    def add_image(self, kind: str, data: bytes) -> None:
+        """Add an image of a user.
+
+        Raises:
+            InvalidRequest: It is not the user's turn.
+        """
+        if self.role != "user":
+            where = "outside of roles" if self.role is None else f"in a turn of {self.role}"
+            raise InvalidRequest(f"image: it stands {where}; put it into user(…)", "image")
+        image = seg.Image(kind, base64.b64encode(data).decode())
+        self.images[len(self.shown)] = image.url
+        self.segments.append(image)
+        self.shown.append("")
+
     def add_choice(self, text: str) -> None:
         """Add a choice, as the text that it was scored as."""
         self._add(seg.Text(text), text)
@@ -153,7 +171,7 @@ class Contents:
         if self.role != role:
             inside = f"the open one is {self.role}" if self.role else "none is open"
             raise InvalidRequest(f"a {role} message ends, but {inside}")
-        self.messages.append({"role": role, "content": self.text(self.begun)})
+        self.messages.append({"role": role, "content": self._content()})
         self.role = None
         self._add_mark(seg.Role(role, "end"))
 
@@ -179,6 +197,8 @@ class Contents:
         offset = len(self.shown) - origin.shown
         self.segments += branch.segments[origin.segments :]
         self.marks += [place + offset for place in branch.marks[origin.marks :]]
+        begun = (at for at in branch.images if at >= origin.shown)
+        self.images.update({at + offset: branch.images[at] for at in begun})
         self.shown += branch.shown[origin.shown :]
         self.messages += branch.messages[origin.messages :]
         if branch.begun != origin.begun:
@@ -208,6 +228,20 @@ class Contents:
         failures = [branch.unread[name] for branch in branches if name in branch.unread]
         if failures:
             self.unread[name] = failures[0]
+
+    def _content(self) -> str | list[dict[str, Any]]:
+        """The content of the open message: a text, or its parts where it has images."""
+        if not any(place >= self.begun for place in self.images):
+            return self.text(self.begun)
+        parts: list[dict[str, Any]] = []
+        for place in range(self.begun, len(self.shown)):
+            if place in self.images:
+                parts.append({"type": "image_url", "image_url": {"url": self.images[place]}})
+            elif parts and parts[-1]["type"] == "text":
+                parts[-1]["text"] += self.shown[place]
+            else:
+                parts.append({"type": "text", "text": self.shown[place]})
+        return parts
 
     def _add(self, segment: seg.Segment, text: str) -> None:
         if text:

@@ -179,6 +179,10 @@ class RuntimeEndpoint:
         shown: dict[str, Any] = await self._http.json("GET", f"/tree?{query}")
         return shown
 
+    async def post(self, path: str, body: object) -> Any:
+        """The JSON that the server answers to a body; `docs/wire.md` has the paths."""
+        return await self._http.json("POST", path, body)
+
     async def identity(self) -> str:
         """What the server says its answers depend on beside the request: model and settings.
 

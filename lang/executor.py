@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from typing import Self
 
 from boughs.lang import choices, ir
-from boughs.lang.abilities import Choosing
+from boughs.lang.abilities import Choosing, Seeing
 from boughs.lang.answers import put_answers
 from boughs.lang.backlog import Backlog
 from boughs.lang.contents import Contents
@@ -25,6 +25,7 @@ from boughs.lang.errors import (
     InvalidRequest,
     RequestAborted,
     RequestTimeout,
+    Unsupported,
 )
 from boughs.lang.failure import Failure
 from boughs.lang.loop import background_loop
@@ -165,6 +166,16 @@ class Executor:
     async def run_content(self, node: ir.Content) -> None:
         """Add a user's text."""
         self.contents.add_content(node.text)
+
+    async def run_image(self, node: ir.Image) -> None:
+        """Add an image, if the model has eyes."""
+        if not (isinstance(self._backend, Seeing) and self._backend.sees):
+            raise Unsupported(
+                f"image: the model of this {type(self._backend).__name__} has no eyes: it takes "
+                "text alone",
+                "image",
+            )
+        self.contents.add_image(node.kind, node.data)
 
     async def run_tool_message(self, node: ir.ToolMessage) -> None:
         """Add a tool's answer as the model's template would have it."""

@@ -30,6 +30,7 @@ class Runner(Protocol):
 
     def run_text(self, node: Text) -> Awaitable[None]: ...  # noqa: D102 - the node says it
     def run_content(self, node: Content) -> Awaitable[None]: ...  # noqa: D102
+    def run_image(self, node: Image) -> Awaitable[None]: ...  # noqa: D102
     def run_role_begin(self, node: RoleBegin) -> Awaitable[None]: ...  # noqa: D102
     def run_role_end(self, node: RoleEnd) -> Awaitable[None]: ...  # noqa: D102
     def run_tool_message(self, node: ToolMessage) -> Awaitable[None]: ...  # noqa: D102
@@ -144,6 +145,21 @@ class Content(Node):
 
     def __str__(self) -> str:
         return f"content {self.text!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Image(Node):
+    """An image: its media type, and the bytes of its file."""
+
+    kind: str
+    data: bytes
+
+    def run(self, runner: Runner) -> Awaitable[None]:
+        """Show it."""
+        return runner.run_image(self)
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {len(self.data)} bytes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,10 @@ This module knows no models and no requests; what it starts does.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
+import json
 import os
 import queue
 import re
@@ -15,12 +17,18 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
+from boughs.lang import loop
 from boughs.lang.endpoint import RuntimeEndpoint
-from boughs.lang.errors import BackendError, InvalidRequest, RequestTimeout
+from boughs.lang.errors import BackendError, InvalidRequest, RequestTimeout, Unsupported
+from boughs.lang.requests import GenerateRequest
+from boughs.lang.results import Chunk
+from boughs.lang.sampling import SamplingParams
+
+T = TypeVar("T")
 
 STOP_SECONDS = 40.0
 """How long the server may take to end what runs; it is killed after that."""
@@ -88,6 +96,69 @@ class Runtime:
         """The server's process id."""
         return self._process.pid
 
+    # ---- SGLang's methods ----
+
+    def generate(  # noqa: PLR0917 - SGLang's signature
+        self,
+        prompt: str | list[str],
+        sampling_params: Mapping[str, Any] | None = None,
+        return_logprob: bool | list[bool] = False,
+        logprob_start_len: int | list[int] | None = None,
+        top_logprobs_num: int | list[int] | None = None,
+        lora_path: object = None,
+        session_id: object = None,
+    ) -> str:
+        """The answer of `POST /generate` to one prompt or a list, as JSON.
+
+        Raises:
+            InvalidRequest: An argument is wrong; names it.
+            Unsupported: `lora_path` or `session_id` was given.
+        """
+        _refuse(lora_path=lora_path, session_id=session_id)
+        body = {
+            "text": prompt,
+            "sampling_params": dict(sampling_params or {}),
+            "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len,
+            "top_logprobs_num": top_logprobs_num,
+        }
+        given = {name: value for name, value in body.items() if value is not None}
+        return json.dumps(loop.run(self.endpoint.post("/generate", given)))
+
+    async def async_generate(
+        self,
+        prompt: str,
+        sampling_params: Mapping[str, Any] | None = None,
+        session_id: object = None,
+    ) -> AsyncIterator[str]:
+        """The text of an answer piece by piece, on any event loop."""
+        _refuse(session_id=session_id)
+        params = SamplingParams.from_mapping(sampling_params or {}, "sampling_params.")
+        chunks = self.endpoint.generate(GenerateRequest(prompt=prompt, params=params))
+        try:
+            while (chunk := await _elsewhere(_next(chunks))) is not None:
+                if chunk.text:
+                    yield chunk.text
+        finally:
+            await _elsewhere(_close(chunks))
+
+    add_request = async_generate
+
+    def encode(self, prompt: str | list[str]) -> str:
+        """The answer of `POST /encode`, as JSON."""
+        return json.dumps(loop.run(self.endpoint.post("/encode", {"text": prompt})))
+
+    def cache_prefix(self, prefix: str) -> None:
+        """Compute a text, so that what begins with it finds it cached."""
+        params = {"max_new_tokens": 0}
+        loop.run(self.endpoint.post("/generate", {"text": prefix, "sampling_params": params}))
+
+    async def get_server_info(self) -> dict[str, Any]:
+        """What the server is and how it does, on any event loop."""
+        return await _elsewhere(self.endpoint.get_server_info())
+
+    # ---- its end ----
+
     def shutdown(self) -> None:
         """End the server; what runs may finish, within a bound. May be called twice."""
         self.endpoint.close()
@@ -151,6 +222,27 @@ class Runtime:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+async def _elsewhere(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that runs on Boughs's own loop."""
+    return await asyncio.wrap_future(loop.submit(coroutine))
+
+
+async def _next(chunks: AsyncIterator[Chunk]) -> Chunk | None:
+    return await anext(chunks, None)
+
+
+async def _close(chunks: AsyncIterator[Chunk]) -> None:
+    assert isinstance(chunks, AsyncGenerator), "it was made by a generator function"
+    await chunks.aclose()
+
+
+def _refuse(**given: object) -> None:
+    """Raise `Unsupported` for the first that was given."""
+    for name, value in given.items():
+        if value is not None:
+            raise Unsupported(f"{name}: is not supported; leave it out", name)
 
 
 def _command(model_path: str, settings: Mapping[str, Any]) -> list[str]:

@@ -16,12 +16,13 @@ from boughs.lang import loop
 from boughs.lang.arguments import Arguments
 from boughs.lang.backend import Backend, Host
 from boughs.lang.batch import OnResult, run_batch
-from boughs.lang.current import inside_program, resolve_cached
+from boughs.lang.current import inside_program, resolve, resolve_cached
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.execution import Execution
 from boughs.lang.executor import Executor
 from boughs.lang.ir import Expression, Target
 from boughs.lang.parameters import RUN_PARAMETERS, Defaults, Given
+from boughs.lang.prefix import constant_prefix, forgiving, prefill
 from boughs.lang.running import Run
 from boughs.lang.state import ProgramState
 from boughs.lang.trace import Trace, trace
@@ -184,6 +185,29 @@ class Program:
         """
         given = self._arguments.bind_placeholders(self._bound, args, kwargs)
         return trace(self._name, self.func, given.args, given.kwargs)
+
+    def cache(self, /, *args: Any, **kwargs: Any) -> int:
+        """Compute what all runs begin with, so that the first of them finds it cached, too.
+
+        The body runs on placeholders (twice, to tell what depends on them), up to the first thing
+        that a model or a missing argument would decide. Runs share their beginnings without this.
+
+        Args:
+            args: Arguments that all of the runs to come have.
+            kwargs: The same by name, and `backend`.
+
+        Returns:
+            How many tokens all runs begin with; 0 where there are none, or none can be cached.
+        """
+        own = dict(kwargs)
+        given = None if self._arguments.owns("backend") else own.pop("backend", None)
+        backend = resolve(given)
+        nodes = []
+        for mark in ("<{}>", "[[{}]]"):
+            bound = self._arguments.bind_placeholders(self._bound, args, own, mark.format)
+            body = forgiving(self.func)
+            nodes.append(trace(self._name, body, bound.args, bound.kwargs).nodes)
+        return loop.run(prefill(backend, constant_prefix(*nodes)))
 
     # ---- composition ----
 

@@ -45,7 +45,22 @@ class Ids(msgspec.Struct, frozen=True, tag="ids"):
     skip_bytes: int = 0
 
 
-Segment = Text | Content | Role | Ids
+class Image(msgspec.Struct, frozen=True, tag="image"):
+    """An image that a user shows. Only models behind APIs have eyes; an engine refuses it.
+
+    `kind` is its media type, `data` the file in base64.
+    """
+
+    kind: str
+    data: str
+
+    @property
+    def url(self) -> str:
+        """All of it as a URL."""
+        return f"data:{self.kind};base64,{self.data}"
+
+
+Segment = Text | Content | Role | Ids | Image
 
 _KINDS: dict[str, type[Text] | type[Content] | type[Role] | type[Ids]] = {
     "text": Text,

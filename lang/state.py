@@ -189,7 +189,7 @@ class ProgramState:
         await self._backlog.reach(self._executor.render())
         return self._executor.contents.text()
 
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The messages that have ended, in OpenAI's form. Waits for all statements so far."""
         self.sync()
         return [dict(message) for message in self._executor.contents.messages]

@@ -141,6 +141,10 @@ class _Tracer(Executor):
             even = 1 / len(node.choices)
             self.contents.probs[node.name] = dict.fromkeys(node.choices, even)
 
+    async def run_image(self, node: ir.Image) -> None:
+        """Show it to nobody."""
+        self.contents.add_image(node.kind, node.data)
+
     async def run_pin(self, _node: ir.Pin) -> None:
         """Do nothing: there is no cache."""
 

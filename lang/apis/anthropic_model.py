@@ -16,6 +16,7 @@ from boughs.lang.apis.supported import Features
 from boughs.lang.errors import Unauthorized, Unsupported
 from boughs.lang.results import Finish
 from boughs.lang.sampling import MAX_STOPS
+from boughs.lang.segments import Image
 
 
 class Anthropic(ApiModel):
@@ -61,6 +62,7 @@ class AnthropicMessages:
         stops=MAX_STOPS,
         blank_stops=False,
         needs_limit=True,
+        images=True,
     )
 
     def __init__(self, client: Any, model: str) -> None:
@@ -128,7 +130,7 @@ class AnthropicMessages:
             if role == "system" and not turns:
                 system.append(message["content"])
             elif role in ("user", "assistant"):
-                turns.append(message)
+                turns.append({"role": role, "content": _content(message["content"])})
             else:
                 raise Unsupported(
                     f"role {role!r}: {self.name} has user and assistant, and system before them",
@@ -143,6 +145,21 @@ class AnthropicMessages:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
+
+
+def _content(content: Any) -> Any:
+    """A content with its images in Anthropic's form."""
+    if isinstance(content, str):
+        return content
+    return [
+        {
+            "type": "image",
+            "source": {"type": "base64", "media_type": part.kind, "data": part.data},
+        }
+        if isinstance(part, Image)
+        else {"type": "text", "text": part}
+        for part in content
+    ]
 
 
 def _finish(delta: Any) -> Finish:

@@ -6,13 +6,14 @@ This module knows no API; what one cannot take is refused by `model.py` and the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from boughs.lang.errors import Unsupported
 from boughs.lang.requests import Prompt
-from boughs.lang.segments import Content, Ids, Role, Segment, Text, chatml
+from boughs.lang.segments import Content, Ids, Image, Role, Segment, Text, chatml
 
-Message = dict[str, str]
-"""`role` and `content`."""
+Message = dict[str, Any]
+"""`role` and `content`: a text, or texts and `Image`s in turn."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def plain(prompt: list[Segment], api: str) -> str:
                 "turns as text, or use a chat model",
                 "role",
             )
+        if isinstance(segment, Image):
+            raise Unsupported(f"image: {api} continues a text and takes no images", "image")
         texts.append(_text(segment))
     return "".join(texts)
 
@@ -82,13 +85,18 @@ def conversation(prompt: list[Segment], api: str) -> Conversation:
     """
     messages: list[Message] = []
     role: str | None = None
-    said: list[str] = []
+    said: list[str | Image] = []
     for segment in prompt:
         if isinstance(segment, Role):
             if segment.at == "end" and role is not None:
-                messages.append({"role": role, "content": "".join(said)})
+                messages.append({"role": role, "content": _joined(said)})
             role = segment.role if segment.at == "begin" else None
             said = []
+            continue
+        if isinstance(segment, Image):
+            if role != "user":
+                raise Unsupported("image: only a user shows images; put it into user(…)", "image")
+            said.append(segment)
             continue
         text = _text(segment)
         if role is not None:
@@ -105,7 +113,9 @@ def conversation(prompt: list[Segment], api: str) -> Conversation:
             f"generation {where}: {api} answers as the assistant; put it into assistant(…)",
             "prompt",
         )
-    return Conversation(tuple(messages), "".join(said))
+    begun = _joined(said)
+    assert isinstance(begun, str), "images are of users"
+    return Conversation(tuple(messages), begun)
 
 
 def open_turn(prompt: list[Segment]) -> tuple[list[Segment], str]:
@@ -118,9 +128,21 @@ def added(before: list[Segment], now: list[Segment]) -> str | None:
     """The text that `now` has after all of `before`; None where that is not all it has."""
     old, new = ([s for s in part if s != Text("")] for part in (before, now))
     rest = new[len(old) :]
-    if new[: len(old)] != old or any(isinstance(segment, Role) for segment in rest):
+    if new[: len(old)] != old or any(isinstance(segment, Role | Image) for segment in rest):
         return None
     return "".join(map(_text, rest))
+
+
+def _joined(said: list[str | Image]) -> str | list[str | Image]:
+    """A content: one text, or texts and images where there are any."""
+    parts: list[str | Image] = []
+    for part in said:
+        if isinstance(part, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += part
+        else:
+            parts.append(part)
+    texts = [part for part in parts if isinstance(part, str)]
+    return "".join(texts) if len(texts) == len(parts) else parts
 
 
 def _text(segment: Segment) -> str:

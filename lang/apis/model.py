@@ -104,6 +104,11 @@ class ApiModel:
         """Close the connections; from any thread."""
         self._finalizer()
 
+    @property
+    def sees(self) -> bool:
+        """Whether the API takes images; whether the model has eyes, it says itself."""
+        return self._api.features.images
+
     def ahead(self, tokens: int) -> Backend:
         """The model for one state, whose requests go on past a stop (`num_api_spec_tokens`)."""
         features, name = self._api.features, self._api.name

@@ -9,10 +9,12 @@ from collections.abc import AsyncGenerator
 from typing import Any, NoReturn
 
 from boughs.lang.apis.answers import NO_ID, Call, Piece, Spent
+from boughs.lang.apis.messages import Message
 from boughs.lang.apis.strict import narrowed
 from boughs.lang.apis.supported import Features
 from boughs.lang.errors import Unsupported
 from boughs.lang.results import Finish, TokenLogprob
+from boughs.lang.segments import Image
 
 SAMPLING = {
     "temperature": "temperature",
@@ -35,7 +37,13 @@ class OpenAIChat:
     """
 
     features = Features(
-        fields=SAMPLING, json_schema=True, chat=True, many=True, top_logprobs=20, stops=4
+        fields=SAMPLING,
+        json_schema=True,
+        chat=True,
+        many=True,
+        top_logprobs=20,
+        stops=4,
+        images=True,
     )
 
     def __init__(self, client: Any, model: str) -> None:
@@ -66,7 +74,7 @@ def chat_request(call: Call, features: Features) -> dict[str, Any]:
     """The fields of a request, but for the model."""
     params = call.params
     request: dict[str, Any] = {
-        "messages": call.conversation.to_json(),
+        "messages": [_message(message) for message in call.conversation.to_json()],
         "stream": True,
         "stream_options": {"include_usage": True},
         **features.sent(params),
@@ -85,6 +93,20 @@ def chat_request(call: Call, features: Features) -> dict[str, Any]:
         if call.top_logprobs:
             request["top_logprobs"] = call.top_logprobs
     return request
+
+
+def _message(message: Message) -> Message:
+    """A message with its images in OpenAI's form."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    parts = [
+        {"type": "image_url", "image_url": {"url": part.url}}
+        if isinstance(part, Image)
+        else {"type": "text", "text": part}
+        for part in content
+    ]
+    return {**message, "content": parts}
 
 
 def chat_pieces(chunk: Any) -> list[Piece]:

@@ -36,6 +36,11 @@ class Model(Protocol):
         """The chunks of the answer."""
         ...
 
+    @property
+    def sees(self) -> bool:
+        """Whether it takes images."""
+        ...
+
     async def score(self, request: ScoreRequest) -> Scores:
         """The logprobs of choices."""
         ...
@@ -144,6 +149,11 @@ class Speculative:
         async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
+
+    @property
+    def sees(self) -> bool:
+        """As the model."""
+        return self._model.sees
 
     async def score(self, request: ScoreRequest) -> Scores:
         """As the model does; a choice may be what was written on, so that is kept."""

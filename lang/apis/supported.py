@@ -34,6 +34,7 @@ class Features:
         blank_stops: Whether a stop string may be white space.
         scores: Whether it tells the logprobs of a given text.
         needs_limit: Whether each request must have a `max_tokens`.
+        images: Whether a user's message may hold images.
     """
 
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Features:
     blank_stops: bool = True
     scores: bool = False
     needs_limit: bool = False
+    images: bool = False
 
     def check(self, request: GenerateRequest, api: str) -> None:
         """Raise `Unsupported` for the first thing that the API cannot do.

@@ -15,7 +15,7 @@ from boughs.lang.beams import check_whole
 from boughs.lang.errors import InvalidRequest, Unservable, Unsupported
 from boughs.lang.requests import EncodeRequest, GenerateRequest, Prompt, ScoreRequest
 from boughs.lang.sampling import SamplingParams
-from boughs.lang.segments import Content, Ids, Segment, Text
+from boughs.lang.segments import Content, Ids, Image, Segment, Text
 from boughs.runtime.messages import Limits, Submit
 
 from .bad_words import bad_sequences
@@ -260,6 +260,8 @@ def as_segments(prompt: Prompt) -> list[Segment]:
             raise InvalidRequest(
                 f"prompt[{at}]: expected token ids or segments alone, got {item!r:.40}", "prompt"
             )
+        if isinstance(item, Image):
+            raise Unsupported(f"prompt[{at}]: the model has no eyes: it takes no images", "prompt")
     return list(prompt)  # type: ignore[arg-type]
 
 
