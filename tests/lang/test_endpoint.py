@@ -77,6 +77,9 @@ class Served(MockBackend):
     async def health(self):
         return True
 
+    async def identity(self):
+        return "mock"
+
     def abort(self, rid):
         return False
 
@@ -120,6 +123,7 @@ def double(handler=None, path="/generate", info='{"model_path": "m"}'):
 
     app = web.Application()
     app.router.add_get("/get_model_info", get_info)
+    app.router.add_get("/model_info", get_info)
     if handler is not None:
         app.router.add_route("*", path, handler)
     return app
@@ -264,6 +268,18 @@ def test_the_cache_and_the_info(serve, connect):
     assert served._seen
     assert boughs.flush_cache(endpoint) is True
     assert not served._seen
+
+
+def test_answers_are_kept_by_what_the_server_says_it_is(serve, connect, tmp_path):
+    backend, cache = Served(), boughs.CallCache(tmp_path)
+    program = boughs.function(lambda s: s.__iadd__("q" + boughs.gen("x")) and None)
+    endpoint = connect(serve(make_app(backend, ServerConfig())))
+    for _ in range(2):
+        state = program.run(backend=endpoint, temperature=0, cache=cache)
+    assert state.usage.call_hits == len(backend.calls) == 1
+    other = connect(serve(double()))
+    with pytest.raises(Unsupported, match="does not say which weights"):
+        program.run(backend=other, temperature=0, cache=cache)
 
 
 def test_a_key_is_sent(serve, connect):

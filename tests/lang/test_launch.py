@@ -1,5 +1,7 @@
 """A server of one's own: it starts, serves, tells why it cannot, and never stays behind."""
 
+import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import boughs
-from boughs.lang.errors import BackendError, InvalidRequest, RequestTimeout
+from boughs.lang.errors import BackendError, InvalidRequest, RequestTimeout, Unsupported
 
 pytestmark = pytest.mark.timeout(170)
 
@@ -53,6 +55,31 @@ def test_a_server_serves_and_ends_with_a_parent_that_was_killed(tiny_model):
         line = parent.stdout.readline()
         parent.send_signal(signal.SIGKILL)
     assert gone(int(line), 30)
+
+
+def test_the_methods_that_scripts_for_sglang_call(tiny_model):
+    async def streamed(runtime):
+        params = {"max_new_tokens": 6, "temperature": 0}
+        pieces = [piece async for piece in runtime.async_generate("A fox", params)]
+        with pytest.raises(InvalidRequest, match=r"sampling_params\.top_p"):
+            await anext(runtime.add_request("A fox", {"top_p": 3}))
+        return "".join(pieces), await runtime.get_server_info()
+
+    with boughs.Runtime(str(tiny_model), kv_memory="16M", attention_backend="reference") as runtime:
+        runtime.cache_prefix("A fox and a dog")
+        answer = json.loads(
+            runtime.generate("A fox", {"max_new_tokens": 6, "temperature": 0}, return_logprob=True)
+        )
+        assert answer["meta_info"]["cached_tokens"] > 0
+        assert len(answer["meta_info"]["output_token_logprobs"]) == 6
+        both = json.loads(runtime.generate(["A fox", "A dog"], {"max_new_tokens": 1}))
+        assert [one["meta_info"]["completion_tokens"] for one in both] == [1, 1]
+        text, info = asyncio.run(streamed(runtime))
+        assert text == answer["text"]
+        assert info["model_path"] == str(tiny_model)
+        assert len(json.loads(runtime.encode("A fox"))["embedding"]) > 1
+        with pytest.raises(Unsupported, match="lora_path"):
+            runtime.generate("A fox", lora_path="x")
 
 
 def test_a_server_that_cannot_start_says_why():
