@@ -1,7 +1,8 @@
-"""The defects of SGLang's frontend (0.5.23) that concern what exists here: none is here.
+"""The defects of SGLang's frontend (0.5.23): none is here.
 
-Numbers are those of the list in the project's notes on that frontend. Most have deeper tests in
-the other files; each is named here once, in the smallest program that shows it.
+Numbers are those of the list in the project's notes on that frontend; those that concern backends
+are in `test_defects_backends.py`. Most have deeper tests in the other files; each is named here
+once, in the smallest program that shows it.
 """
 
 import math
