@@ -89,9 +89,8 @@ class Cached:
     async def score(self, request: ScoreRequest) -> Scores:
         """The logprobs of each choice."""
         key = await self._key("score", request)
-        kept = self._find(key, Scores)
+        kept = self._found(key)
         if kept is not None:
-            kept.extra = {**(kept.extra or {}), **_KEPT}
             return kept
         scores = await self.inner.score(request)
         await self._keep(key, scores)
@@ -135,6 +134,13 @@ class Cached:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
 
+    def _found(self, key: str | None) -> Scores | None:
+        """The scores that are kept under a key."""
+        kept: Scores | None = self._find(key, Scores)
+        if kept is not None:
+            kept.extra = {**(kept.extra or {}), **_KEPT}
+        return kept
+
     async def _keep(self, key: str | None, made: list[Answer] | Scores) -> None:
         if key is None:
             return
@@ -163,9 +169,8 @@ class CachedChoosing(Cached):
         """Scores, or what the model chose: that is a draw without a seed, and is not kept."""
         assert isinstance(self.inner, Choosing), "it is made for such"
         key = await self._key("score", request)
-        kept = self._find(key, Scores)
+        kept = self._found(key)
         if kept is not None:
-            kept.extra = {**(kept.extra or {}), **_KEPT}
             return kept
         scores = await self.inner.choose(request)
         if scores.chosen is None:

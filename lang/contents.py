@@ -178,12 +178,14 @@ class Contents:
     def render(self, texts: Sequence[str], *, final: bool = True) -> None:
         """Take over the texts of the marks that a request held: the first `len(texts)` ones.
 
+        Those that are known stay as they are, as streams have told them.
+
         Args:
             texts: In order.
             final: Whether something followed the last mark. If not, and it is a begin, what
                 follows may change its text.
         """
-        for place, text in zip(self.marks, texts, strict=False):
+        for place, text in list(zip(self.marks, texts, strict=False))[self.known :]:
             self.shown[place] = text
         known = len(texts)
         if not final and known == len(self.marks) and self._ends_with_begin():

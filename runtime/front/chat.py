@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -39,12 +40,17 @@ class ChatTemplate:
         self._nonce = "x" + secrets.token_hex(8)
         self._marks: dict[tuple[str, ...], tuple[str, str, str]] = {}
         """Roles in turn -> the last one's begin before text, begin before a generation, end."""
+        self._settled: dict[tuple[str, ...], str | None] = {}
+        """Roles in turn -> the begin of the last but one."""
 
     def render_roles(self, segments: Sequence[Segment]) -> list[str]:
         """The text of each role mark of a state, in order.
 
         An assistant's begin which a generation follows is the template's generation prompt, as
-        far as it has one; every other mark is what the template writes around a content.
+        far as it has one; every other mark is what the template writes around a content. Some
+        templates write the begin of a turn otherwise once the next one has come (they mark
+        missing reasoning in the last answer only): so does this, unless the turn holds what a
+        model generated, which keeps the marks that the model saw.
 
         Raises:
             InvalidRequest: Marks that do not pair, or a conversation that the template refuses.
@@ -74,7 +80,9 @@ class ChatTemplate:
             elif all(isinstance(s, Ids) for s in segments[at + 1 : at + 2]):
                 rendered.append(before_output)
             else:
-                rendered.append(before_text)
+                following = _next_role(segments, at + 1)
+                settled = None if following is None else self._settled_begin(*roles, following)
+                rendered.append(before_text if settled is None else settled)
             if len(rendered) == 1 and any(_is_something(before) for before in segments[:at]):
                 rendered[0] = rendered[0].removeprefix(self._bos)
         return rendered
@@ -146,6 +154,23 @@ class ChatTemplate:
                 self._marks.pop(next(iter(self._marks)), None)
             self._marks[roles] = self._find_marks(roles)
         return self._marks[roles]
+
+    def _settled_begin(self, *roles: str) -> str | None:
+        """The begin of the last message but one, now that the last one has come.
+
+        None where the template does not say: the marks of the last one will tell what is wrong.
+        """
+        if roles not in self._settled:
+            while len(self._settled) >= MAX_KNOWN:
+                self._settled.pop(next(iter(self._settled)), None)
+            last_end = self._marks_of(roles[:-2])[2] if len(roles) > 2 else ""
+            begin = None
+            with suppress(InvalidRequest):
+                begin = self._cut(self._render(self._marked(roles)), roles)[-3]
+            if begin is not None and not begin.startswith(last_end):
+                begin = None
+            self._settled[roles] = None if begin is None else begin.removeprefix(last_end)
+        return self._settled[roles]
 
     def _find_marks(self, roles: tuple[str, ...]) -> tuple[str, str, str]:
         messages = self._marked(roles)
@@ -272,6 +297,17 @@ def _is_something(segment: Segment) -> bool:
     if isinstance(segment, Text | Content):
         return bool(segment.text if isinstance(segment, Text) else segment.content)
     return not isinstance(segment, Ids) or bool(segment.ids)
+
+
+def _next_role(segments: Sequence[Segment], start: int) -> str | None:
+    """The role of the next message, if there is one and nothing was generated before it."""
+    for at in range(start, len(segments)):
+        segment = segments[at]
+        if isinstance(segment, Ids) and segment.ids:
+            return None
+        if isinstance(segment, Role) and segment.at == "begin":
+            return segment.role
+    return None
 
 
 def _up_to_last_content(segments: list[Segment]) -> list[Segment]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from boughs.lang.errors import InvalidRequest
-from boughs.lang.segments import Content, Ids, Role, Segment, Text
+from boughs.lang.segments import Content, Ids, Image, Role, Segment, Text
 
 from .tokenizer import Place, Tokenizer
 
@@ -47,6 +47,7 @@ def encode_segments(
             out += stretch + segment.ids
             run = []
         else:
+            assert not isinstance(segment, Image), "images are refused before"
             run.append(_part(segment, marks, f"segments[{at}]"))
     out += _encode_run(tokenizer, run, out)
     prefix = list(tokenizer.prefix)

@@ -32,6 +32,7 @@ GEMMA = templates.GEMMA
 MISTRAL = templates.MISTRAL
 LLAMA2 = templates.LLAMA2
 THINKING = templates.THINKING
+QWEN3 = templates.QWEN3
 SYSTEM_LAST = templates.SYSTEM_LAST
 LAST_TWO = templates.LAST_TWO
 SILENT = templates.SILENT
@@ -42,6 +43,8 @@ ROLES = {
     "gemma": (GEMMA, False),
     "mistral": (MISTRAL, False),
     "llama2": (LLAMA2, True),
+    "thinking": (THINKING, True),
+    "qwen3": (QWEN3, True),
 }
 
 
@@ -187,9 +190,30 @@ def test_a_template_that_rewrites_earlier_turns_is_unsupported(template, roles):
 def test_a_mark_that_a_template_takes_back_later_stays_as_the_model_saw_it():
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     state = conversation([*messages, {"role": "user", "content": "q2"}])
-    marks = chat(THINKING).render_roles(state)
-    assert marks[2] == "<|user|>assistant\n<think>\n\n</think>\n\n"
-    assert marks[4:] == ["<|user|>user\n", "<|end|>\n"]
+    for template in (THINKING, QWEN3):
+        seen = "<|user|>assistant\n<think>\n\n</think>\n\n"
+        alone = chat(template).render_roles(state[:6])
+        assert alone[2] == seen  # the last answer has them
+        marks = chat(template).render_roles(state)
+        assert marks[2] == "<|user|>assistant\n"  # nothing was generated, so no model saw them
+        assert marks[4:] == ["<|user|>user\n", "<|end|>\n"]
+        generated = [*state[:5], Ids([70]), *state[5:]]
+        assert chat(template).render_roles(generated)[2] == seen
+        alone = [*state[:4], Ids([70]), *state[5:]]
+        assert chat(template).render_roles(alone)[2] == "<|user|>assistant\n"
+
+
+def test_a_template_that_drops_reasoning_goes_on_as_it_would_itself():
+    """The state that `separate_reasoning` leaves is what the template makes of the messages."""
+    thought = "<think>\nhm\n</think>\n\n"
+    messages = []
+    for turn in range(3):
+        messages.append({"role": "user", "content": f"q{turn}"})
+        want = own(QWEN3, messages, add_generation_prompt=True)
+        kept = [{**m, "content": m["content"].removeprefix(thought)} for m in messages]
+        state = [*conversation(kept), Role("assistant", "begin")]
+        assert joined(QWEN3, state) == want
+        messages.append({"role": "assistant", "content": f"{thought}a{turn}"})
 
 
 @pytest.mark.parametrize(
@@ -244,13 +268,13 @@ def text_of(segments):
     return "".join(s.text if isinstance(s, Text) else s.content for s in segments)
 
 
-@pytest.mark.parametrize("name", [*sorted(ROLES), "thinking", "system_last"])
+@pytest.mark.parametrize("name", [*sorted(ROLES), "system_last"])
 @pytest.mark.parametrize("prompt", [True, False])
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_messages_are_rendered_as_the_template_does(name, prompt, data):
     template, system = {
-        **ROLES, "thinking": (THINKING, True), "system_last": (SYSTEM_LAST, True)
+        **ROLES, "system_last": (SYSTEM_LAST, True)
     }[name]  # fmt: skip
     messages = data.draw(conversations(system=system, strip=False))
     segments = chat(template).render_messages(messages, add_generation_prompt=prompt)
