@@ -1,5 +1,13 @@
 """Test programs without a model: a backend that answers what a test says.
 
+    import boughs
+    from boughs.testing import MockBackend
+
+    @boughs.function
+    def guide(s, place):
+        s += boughs.user(f"What is in {place}?") + boughs.assistant(boughs.gen("famous"))
+        s += boughs.user("And to eat?") + boughs.assistant(boughs.gen("food"))
+
     backend = MockBackend(["Paris", "Baguettes"])
     state = guide.run(place="France", backend=backend)
     assert state["food"] == "Baguettes"

@@ -34,6 +34,13 @@ class CallCache:
     It holds at most `max_bytes`, and a sixteenth of that more for each process that writes; what
     was used longest ago goes first. A folder that cannot be written to keeps nothing.
 
+        import tempfile
+        import boughs
+
+        with tempfile.TemporaryDirectory() as folder:
+            cache = boughs.CallCache(folder, max_bytes=100_000_000)
+            print(cache.folder, cache.size(), cache.clear())
+
     Args:
         folder: Where; by default `calls` in `$BOUGHS_HOME`, which is `boughs` in the user's cache
             folder.

@@ -47,7 +47,20 @@ def set_default_backend(backend: Backend | Host) -> None:
 
 @contextmanager
 def backend(backend: Backend | Host) -> Iterator[Backend]:
-    """In this block (and what it calls or awaits) programs run on `backend`."""
+    """In this block (and what it calls or awaits) programs run on `backend`.
+
+        import boughs
+        from boughs.testing import MockBackend
+
+        @boughs.function
+        def hello(s):
+            s += "Hello" + boughs.gen("x")
+
+        with boughs.backend(MockBackend(", world")):
+            assert hello.run().text() == "Hello, world"
+
+    Other threads and tasks keep the backend that they have.
+    """
     checked = _checked(backend)
     token = _scoped.set(checked)
     try:
@@ -96,7 +109,7 @@ def cached(backend: Backend | Host | None = None, cache: CallCache | bool = True
 
         import boughs
 
-        backend = boughs.cached(boughs.OpenAI("gpt-4o-mini", api_key="…"))
+        backend = boughs.cached(boughs.OpenAI("gpt-4o-mini", api_key="key"))
 
     Args:
         backend: Who is asked; by default the one that programs run on here.

@@ -73,6 +73,15 @@ def gen(  # noqa: PLR0917 - SGLang's signature
 
     What is not given is `run`'s, and else: 128 tokens, temperature 1, no filter, no penalty.
 
+        import boughs
+
+        @boughs.function
+        def record(s):
+            s += "A fox has " + boughs.gen("legs", regex="[0-9]{1,2}") + " legs and is "
+            s += boughs.gen("colour", max_tokens=4, stop=[".", ","], temperature=0)
+
+        print(record.run().text())
+
     Args:
         name: The variable that holds it.
         max_tokens: At most this many tokens.
@@ -206,6 +215,15 @@ def select(
     cache_salt: str | None = None,
 ) -> Expression:
     """The one of `choices` that the model likes best.
+
+        import boughs
+
+        @boughs.function
+        def judge(s, claim):
+            s += claim + " This is " + boughs.select("verdict", choices=["true", "false"])
+
+        state = judge.run("Snow is white.")
+        print(state["verdict"], state.choice_probs("verdict"))
 
     Args:
         name: The variable that holds it.

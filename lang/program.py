@@ -127,6 +127,16 @@ class Program:
     ) -> list[Any] | Iterator[Any]:
         """Run the program once for each item.
 
+            import boughs
+
+            @boughs.function
+            def ask(s, question):
+                s += question + boughs.gen("answer", stop=".")
+
+            items = [{"question": "What is a fox?"}, {"question": "And a dog?"}]
+            for state in ask.run_batch(items, temperature=0):
+                print(state["answer"])
+
         Args:
             batch_kwargs: The items: dicts of arguments, or tuples of positional ones.
             backend: Who runs the requests.
@@ -353,6 +363,16 @@ def function(
     """Make a program of a function, whose first parameter is the program's state.
 
     The function may be a plain one, a method, a closure, or `async def`.
+
+        import boughs
+
+        @boughs.function
+        def guide(s, place):
+            s += boughs.user(f"What is {place} famous for?")
+            s += boughs.assistant(boughs.gen("famous", max_tokens=32))
+
+        state = guide.run(place="Rome")
+        print(state["famous"], state.usage)
 
     Args:
         func: The function.

@@ -62,6 +62,17 @@ def separate_reasoning(
     the state goes on with the answer alone, as chat templates have it for turns that are over.
     While the text is made nobody can tell the two apart, so it is streamed in one piece.
 
+        import boughs
+        from boughs.testing import MockBackend
+
+        @boughs.function
+        def think(s):
+            s += boughs.user("2 + 2?")
+            s += boughs.separate_reasoning(boughs.assistant(boughs.gen("x")), "qwen3")
+
+        state = think.run(backend=MockBackend("<think>easy</think>4"))
+        assert (state["x_reasoning_content"], state["x"]) == ("easy", "4")
+
     Args:
         expr: One gen or more, all with names and without types, and whatever else.
         model_type: Whose marks to look for; by default `<think>` and `</think>`.

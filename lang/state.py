@@ -118,6 +118,18 @@ class ProgramState:
     def fork(self, size: int = 1, position_ids_offset: object = None) -> ProgramStateGroup:
         """Branches that go on from here at the same time, each with a copy of all this holds.
 
+            import boughs
+
+            @boughs.function
+            def compare(s):
+                s += "Two animals: "
+                branches = s.fork(2)
+                branches += lambda i: f"{i + 1}." + boughs.gen("animal", max_tokens=4)
+                branches.join()
+                return s["animal"]
+
+            first, second = compare.run().ret_value
+
         Args:
             size: How many.
             position_ids_offset: Not supported.
@@ -269,6 +281,15 @@ class ProgramState:
 
         All text ends with the program (in the program's own body: with what was added so far).
         Any number may read, at any time. An error is raised where the text breaks off.
+
+            import boughs
+
+            @boughs.function
+            def story(s):
+                s += "Once upon a time" + boughs.gen("rest")
+
+            for piece in story.run(stream=True).text_iter("rest"):
+                print(piece, end="", flush=True)
         """
         if on_loop():
             raise InvalidRequest(

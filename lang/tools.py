@@ -172,6 +172,23 @@ def gen_tool_call(
 ) -> ir.Expression:
     """A call of one of some tools, which the model writes; the variable is a `ToolCall`.
 
+        import boughs
+        from boughs.testing import MockBackend
+
+        def add(a: int, b: int) -> int:
+            "Add two numbers."
+            return a + b
+
+        @boughs.function
+        def sums(s, question):
+            s += boughs.system(boughs.describe_tools([add])) + boughs.user(question)
+            s += boughs.assistant(boughs.gen_tool_call("call", tools=[add]))
+            s += s["call"].run()
+            s += boughs.assistant(boughs.gen("answer"))
+
+        backend = MockBackend(['{"name": "add", "arguments": {"a": 2, "b": 3}}', "It is 5."])
+        assert sums.run("What is 2 + 3?", backend=backend)["answer"] == "It is 5."
+
     Args:
         name: The variable that holds it.
         tools: The tools, or functions that could be.

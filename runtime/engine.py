@@ -1,5 +1,7 @@
 """The engine in this process, with SGLang's Python interface.
 
+    from boughs import Engine
+
     with Engine(model_path="smollm2-135m") as engine:
         print(engine.generate("Once upon a time", {"max_new_tokens": 16})["text"])
 

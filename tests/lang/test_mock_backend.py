@@ -101,18 +101,6 @@ def test_what_is_left_early_is_recorded():
     assert backend.aborted == ["r"]
 
 
-def test_the_example_of_its_docstring():
-    @boughs.function
-    def guide(s, place):
-        s += boughs.user("What is in " + place + "?") + boughs.assistant(boughs.gen("famous"))
-        s += boughs.user("And to eat?") + boughs.assistant(boughs.gen("food"))
-
-    backend = MockBackend(["Paris", "Baguettes"])
-    state = guide.run(place="France", backend=backend)
-    assert state["food"] == "Baguettes"
-    assert "France" in backend.calls[0].text
-
-
 def test_an_error_class_of_ours_may_be_said_too():
     program = boughs.function(lambda s: s.__iadd__(boughs.gen("x")) and None)
     with pytest.raises(RequestAborted):
