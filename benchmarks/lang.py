@@ -1,14 +1,18 @@
-"""What the language itself costs: programs on a backend that answers at once.
+"""What the language itself costs: programs on a backend that answers at once, and on an engine.
 
     python benchmarks/lang.py
 
-Prints a table: the time of programs, the time of the same requests without the language, and what
-a `gen` costs more.
+The first table has the time of programs, the time of the same requests without the language, and
+what a `gen` costs more. The second has a batch of programs of one `gen` on a tiny engine beside one
+list request for the same prompts, in turns, and what each turn of a chat computes of its prompt.
 """
 
 import asyncio
+import runpy
 import statistics
+import tempfile
 import time
+from pathlib import Path
 
 import boughs
 from boughs.lang import loop
@@ -19,6 +23,7 @@ ROUNDS = 5
 CHAINS, LENGTH = 20, 50
 FORKS = 1000
 ITEMS = 1000
+TOKENS, TURNS = 16, 6
 
 
 @boughs.function
@@ -47,6 +52,13 @@ def forks(s):
     branches += lambda i: f"{i}" + boughs.gen("v")
     branches.join()
     assert len(s["v"]) == FORKS
+
+
+@boughs.function
+def chat(s, turns):
+    for turn in range(turns):
+        s += f"Question {turn}: what is a fox, and what is a dog?\n"
+        s += boughs.gen(f"a{turn}", max_tokens=TOKENS, ignore_eos=True) + "\n"
 
 
 def many(program):
@@ -83,12 +95,51 @@ def replay(requests, *, at_once):
 
 
 def median(action):
-    seconds = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+    return statistics.median(timed(action) for _ in range(ROUNDS))
+
+
+def on_an_engine():
+    """A batch beside a list request, and the turns of a chat."""
+    make_model = runpy.run_path(str(Path(__file__).with_name("host.py")))["make_model"]
+    params = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    items = [{"question": f"What is {i}?"} for i in range(ITEMS)]
+    prompts = [f"Q: {item['question']}\nA:" for item in items]
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder))
+        with boughs.Engine(model_path=folder, kv_memory="256M") as engine:
+
+            def listed():
+                engine.flush_cache(10)
+                return [answer["text"] for answer in engine.generate(prompts, params)]
+
+            def batched():
+                engine.flush_cache(10)
+                states = one.run_batch(items, backend=engine, **params)
+                return [state["answer"] for state in states]
+
+            assert listed() == batched()
+            pairs = [(timed(listed), timed(batched)) for _ in range(ROUNDS)]
+            ratio = statistics.median(batch / alone for alone, batch in pairs)
+            alone, batch = (statistics.median(each) for each in zip(*pairs, strict=True))
+            print()
+            print(f"| {ITEMS} prompts of {TOKENS} tokens | one list | run_batch | ratio |")
+            print("|---|---|---|---|")
+            print(f"| tiny engine | {alone:.2f} s | {batch:.2f} s | {ratio:.2f} |")
+            state = chat.run(TURNS, backend=engine, temperature=0)
+    metas = [state.get_meta_info(f"a{turn}") for turn in range(TURNS)]
+    print()
+    print("| turn | prompt | cached | new text and one token |")
+    print("|---|---|---|---|")
+    for turn, meta in enumerate(metas):
+        prompt, cached = meta["prompt_tokens"], meta["cached_tokens"]
+        before = metas[turn - 1]["prompt_tokens"] + TOKENS if turn else 0
+        print(f"| {turn + 1} | {prompt} | {cached} | {prompt - before + bool(turn)} |")
+
+
+def timed(action):
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
 
 
 def main():
@@ -107,6 +158,7 @@ def main():
         alone = median(lambda r=requests, a=at_once: replay(r, at_once=a))
         cost = (seconds - alone) / len(requests) * 1e3
         print(f"| {what} | {alone:.3f} s | {seconds:.3f} s | {cost:.3f} ms |")
+    on_an_engine()
 
 
 if __name__ == "__main__":
