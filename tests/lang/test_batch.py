@@ -1,8 +1,10 @@
 """`run_batch`: each body once, results in order, errors in their places, bounded."""
 
 import contextvars
+import gc
 import threading
 import time
+import weakref
 from collections import Counter
 
 import pytest
@@ -261,3 +263,40 @@ def test_ten_thousand_programs_use_few_threads():
     states = program.run_batch([(i,) for i in range(10_000)], backend=MockBackend(), num_threads=8)
     assert len(states) == 10_000
     assert most <= before + 9
+
+
+def test_a_generator_keeps_no_state_that_was_handed_over():
+    alive = weakref.WeakSet()
+
+    @boughs.function
+    def program(s, i):
+        alive.add(s._executor)
+        s += f"{i}" + boughs.gen("x")
+
+    most = 0
+    states = program.run_batch(
+        ((i,) for i in range(2000)), backend=MockBackend(), num_threads=8, generator_style=True
+    )
+    for state in states:
+        assert state["x"] == "ok"
+        most = max(most, len(alive))
+    del state
+    gc.collect()
+    assert most < 600  # 200 run ahead, and what the collector has not met yet
+    assert not alive
+
+
+def test_a_generator_that_is_left_ends_what_runs():
+    backend = MockBackend(lambda c: "ok" if c.text.startswith("0?") else "abcdefgh", delay=0.01)
+    states = ask.run_batch(
+        [(f"{i}",) for i in range(30)], backend=backend, num_threads=4, generator_style=True
+    )
+    next(states)
+    states.close()
+    end = time.monotonic() + 20
+    while [t for t in threading.enumerate() if t.name.startswith("boughs-batch")]:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    asked = len(backend.calls)
+    time.sleep(0.05)
+    assert len(backend.calls) == asked < 30
