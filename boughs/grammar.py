@@ -6,6 +6,7 @@ This module only hands on what `boughs.lang.grammar` has.
 from boughs.lang.grammar import (
     Grammar,
     alt,
+    gen,
     json,
     lit,
     opt,
@@ -20,6 +21,7 @@ from boughs.lang.grammar import (
 __all__ = [
     "Grammar",
     "alt",
+    "gen",
     "json",
     "lit",
     "opt",

@@ -37,10 +37,12 @@ def put_answers(
         contents.add_answer(answers[0])
     else:
         contents.add_content(values[0])
+    cuts = [a.finish is not None and a.finish.type == "length" for a in answers]
+    if node.parts is not None:
+        _put_parts(contents, node.parts, list(zip(texts, cuts, strict=True)), where)
     if node.name is None:
         return
     if node.kind is not None:
-        cuts = [a.finish is not None and a.finish.type == "length" for a in answers]
         values = [node.kind.read(t, cut=cut) for t, cut in zip(texts, cuts, strict=True)]
     _set(contents, node.name, values, metas)
     if node.kind is None and node.reasoning is None:
@@ -49,6 +51,19 @@ def put_answers(
     errors = [value for value in values if isinstance(value, BoughsError)]
     if errors and not node.keeps_errors:
         contents.unread[node.name] = Failure(errors[0], where)
+
+
+def _put_parts(
+    contents: Contents, parts: ir.PartReader, texts: list[tuple[str, bool]], where: str
+) -> None:
+    """Set the variables that the named parts of texts are."""
+    read = [parts.read(text, cut=cut) for text, cut in texts]
+    for name in parts.names:
+        values = [each[name] for each in read]
+        _set(contents, name, values, [{} for _ in values])
+        errors = [value for value in values if isinstance(value, BoughsError)]
+        if errors:
+            contents.unread[name] = Failure(errors[0], where)
 
 
 def _set(contents: Contents, name: str, values: list[Any], metas: list[Any]) -> None:

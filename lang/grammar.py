@@ -15,8 +15,9 @@ character (`plus(regex("[0-9]"))`) is exact there, too. This module knows no gen
 from __future__ import annotations
 
 import json as json_text
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -49,6 +50,23 @@ class Grammar(ABC):
     def ends(self) -> bool:
         """Whether it has a finite text."""
         return all(part.ends() for part in self.parts)
+
+    def pattern(self, groups: list[str]) -> str:  # noqa: ARG002 - those that have one take it
+        """It as a pattern of the `regex` package, in which each named part is a group.
+
+        Args:
+            groups: The names of the groups so far; those of its own are appended.
+        """
+        raise GrammarError("grammar: gen(…) stands in no grammar with recursion or JSON")
+
+    def named(self, *, many: bool = False) -> Iterator[tuple[str, bool]]:
+        """The names of its parts, and whether each may occur more than once.
+
+        Args:
+            many: Whether it stands in a part that may.
+        """
+        for part in self.parts:
+            yield from part.named(many=many)
 
     def lark(self) -> str:
         """The source.
@@ -99,6 +117,18 @@ def opt(part: Part) -> Grammar:
     return _Repeat(_grammar(part, "opt"), 0, 1)
 
 
+def gen(name: str, part: Part) -> Grammar:
+    """A text of the part, which becomes the variable `name` beside the whole text.
+
+    Where the part may occur many times (in `star`, `plus`, `repeat`), the variable is the list of
+    its texts; where it does not occur (in `opt`, `alt`), it is None. Of several ways to read a text
+    the one is taken in which earlier alternatives and longer repeats go first.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"gen: expected a variable's name, got {name!r:.60}", "name")
+    return _Named(_grammar(part, "gen"), name)
+
+
 def star(part: Part) -> Grammar:
     """Any number of texts of the part, also none."""
     return _Repeat(_grammar(part, "star"), 0, None)
@@ -137,6 +167,9 @@ class _Literal(Grammar):
     def form(self, write: Callable[[Grammar], str]) -> str:  # noqa: ARG002
         return json_text.dumps(self.text)
 
+    def pattern(self, groups: list[str]) -> str:  # noqa: ARG002
+        return f"(?:{re.escape(self.text)})"
+
     def in_rule(self, rules: _Rules) -> str:  # noqa: ARG002
         # Letter by letter: a longer token would compete with others that begin alike.
         return " ".join(map(json_text.dumps, self.text)) or '""'
@@ -144,10 +177,13 @@ class _Literal(Grammar):
 
 @dataclass(frozen=True, eq=False)
 class _Regex(Grammar):
-    pattern: str
+    source: str
 
     def form(self, write: Callable[[Grammar], str]) -> str:  # noqa: ARG002
-        return f"/{_without_slashes(self.pattern)}/"
+        return f"/{_without_slashes(self.source)}/"
+
+    def pattern(self, groups: list[str]) -> str:  # noqa: ARG002
+        return f"(?:{self.source})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,11 +200,17 @@ class _Sequence(_Many):
     def form(self, write: Callable[[Grammar], str]) -> str:
         return f"({' '.join(map(write, self.inner))})"
 
+    def pattern(self, groups: list[str]) -> str:
+        return "".join(part.pattern(groups) for part in self.inner)
+
 
 @dataclass(frozen=True, eq=False)
 class _Choice(_Many):
     def form(self, write: Callable[[Grammar], str]) -> str:
         return f"({' | '.join(map(write, self.inner))})"
+
+    def pattern(self, groups: list[str]) -> str:
+        return f"(?:{'|'.join(part.pattern(groups) for part in self.inner)})"
 
     def ends(self) -> bool:
         return any(part.ends() for part in self.inner)
@@ -190,6 +232,34 @@ class _Repeat(Grammar):
 
     def ends(self) -> bool:
         return self.least == 0 or self.part.ends()
+
+    def pattern(self, groups: list[str]) -> str:
+        most = "" if self.most is None else self.most
+        return f"(?:{self.part.pattern(groups)}){{{self.least},{most}}}"
+
+    def named(self, *, many: bool = False) -> Iterator[tuple[str, bool]]:
+        return self.part.named(many=many or self.most != 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Named(Grammar):
+    part: Grammar
+    name: str
+
+    @property
+    def parts(self) -> tuple[Grammar, ...]:
+        return (self.part,)
+
+    def form(self, write: Callable[[Grammar], str]) -> str:
+        return write(self.part)
+
+    def pattern(self, groups: list[str]) -> str:
+        groups.append(self.name)
+        return f"(?P<g{len(groups) - 1}>{self.part.pattern(groups)})"
+
+    def named(self, *, many: bool = False) -> Iterator[tuple[str, bool]]:
+        yield self.name, many
+        yield from self.part.named(many=many)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +296,10 @@ class _Reference(_Irregular):
 class _Rule(_Irregular):
     reference: _Reference
     body: Grammar
+
+    @property
+    def parts(self) -> tuple[Grammar, ...]:
+        return (self.body,)
 
     def form(self, write: Callable[[Grammar], str]) -> str:
         return write(self.body)

@@ -53,6 +53,19 @@ class Splitter(Protocol):
         ...
 
 
+class PartReader(Protocol):
+    """Tells the named parts of a text."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The variables that they become."""
+        ...
+
+    def read(self, text: str, *, cut: bool) -> dict[str, Any]:
+        """Each part's text, a list of texts, None, or the error that there is none to be told."""
+        ...
+
+
 class Expression:
     """What can be added to a state, and to other expressions and text from both sides."""
 
@@ -216,6 +229,7 @@ class Gen(Node):
         kind: How the variable's value is read from the text, if a type was given.
         keeps_errors: Whether the error that there is no value is the value.
         reasoning: Tells reasoning from answer, if they are to be told apart.
+        parts: Tells the parts of the text that have names of their own, if there are any.
     """
 
     name: str | None = None
@@ -225,6 +239,7 @@ class Gen(Node):
     kind: Typed | None = None
     keeps_errors: bool = False
     reasoning: Splitter | None = None
+    parts: PartReader | None = None
 
     def run(self, runner: Runner) -> Awaitable[None]:
         """Generate."""
@@ -239,6 +254,11 @@ class Gen(Node):
     def streams(self) -> bool:
         """It does, if all of it is the variable's."""
         return self.reasoning is None
+
+    @property
+    def sets_any(self) -> bool:
+        """It does, if parts of it are variables too."""
+        return self.parts is not None
 
     def __str__(self) -> str:
         given = {**self.sampling, **self.logprobs}

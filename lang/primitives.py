@@ -15,6 +15,7 @@ from boughs.lang.choices import ChoicesSamplingMethod, token_length_normalized
 from boughs.lang.errors import GrammarError, InvalidRequest, Unsupported, located
 from boughs.lang.grammar import Grammar
 from boughs.lang.ir import Expression, Gen, Select
+from boughs.lang.named_parts import Parts
 from boughs.lang.parameters import Given, json_schema_text
 from boughs.lang.sampling import CONSTRAINTS
 from boughs.lang.scalars import DTYPES, GOES_ON
@@ -150,14 +151,15 @@ def gen(  # noqa: PLR0917 - SGLang's signature
         return gen_of(name, _typed(name, type), arguments, on_incomplete)
     if on_incomplete != "raise":
         raise InvalidRequest("on_incomplete: only a gen with a type has values", "on_incomplete")
+    parts = None
     if arguments.pop("grammar") is not None:
-        arguments["ebnf"] = _source(name, grammar, arguments)
+        arguments["ebnf"], parts = _source(name, grammar, arguments)
     kind = _dtype_of(arguments.pop("dtype"))
     arguments["json_schema"] = json_schema_text(json_schema)
     if kind is not None:
         _constrain(arguments, kind)
     given = Given.parse(arguments, "gen: ")
-    return Gen(name, given.sampling, given.logprobs, kind)
+    return Gen(name, given.sampling, given.logprobs, kind, parts=parts)
 
 
 def gen_int(  # noqa: PLR0917 - SGLang's signature
@@ -316,8 +318,10 @@ def _gen_choices(name: str | None, arguments: dict[str, Any]) -> Expression:
     return select(name, **given)
 
 
-def _source(name: str | None, grammar: object, arguments: Mapping[str, Any]) -> str:
-    """The source of a gen's grammar, once the compiler has had a look at it."""
+def _source(
+    name: str | None, grammar: object, arguments: Mapping[str, Any]
+) -> tuple[str, Parts | None]:
+    """The source of a gen's grammar, once the compiler has had a look at it, and its parts."""
     if not isinstance(grammar, Grammar):
         raise InvalidRequest(
             f"gen: variable {name!r}: grammar: expected what the functions of boughs.grammar make, "
@@ -333,7 +337,15 @@ def _source(name: str | None, grammar: object, arguments: Mapping[str, Any]) -> 
     said = refusal("ebnf", source)
     if said:
         raise GrammarError(f"gen: variable {name!r}: grammar: {said}", "grammar")
-    return source
+    try:
+        parts = Parts.of(grammar)
+    except InvalidRequest as error:
+        raise located(error, f"gen: variable {name!r}") from None
+    if parts is not None and name in parts.names:
+        raise InvalidRequest(
+            f"gen: variable {name!r}: a part of its grammar has the same name", "grammar"
+        )
+    return source, parts
 
 
 def _typed(name: str | None, kind: Any) -> Typed:

@@ -128,6 +128,9 @@ class _Tracer(Executor):
             text, value = node.kind.placeholder()
         choices = node.sampling.get("n", 1)
         self._answer(node.name, text, value if choices == 1 else [value] * choices)
+        if node.parts is not None:
+            for name in node.parts.names:
+                self.contents.set(name, "{" + name + "}")
         if node.name is not None and node.reasoning is not None:
             self.contents.set(f"{node.name}{SUFFIX}", "{" + node.name + SUFFIX + "}")
         if node.name is not None and node.kind is not None:

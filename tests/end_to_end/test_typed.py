@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 
 import boughs
-from boughs.grammar import alt, opt, recursive, regex, seq
+from boughs.grammar import alt, gen as part, opt, recursive, regex, seq
 
 
 class Colour(enum.Enum):
@@ -95,6 +95,19 @@ def test_a_recursive_grammar(engine):
     assert ended
     for term in ended:
         ast.parse(term.replace("0", "1"), mode="eval")  # no 01
+
+
+def test_named_parts_of_a_grammar(engine):
+    digits = regex("[0-9]{1,3}")
+    grammar = seq("(", part("x", digits), opt(seq(",", part("y", digits))), ")")
+
+    @boughs.function
+    def write(s):
+        s += "point: " + boughs.gen("point", grammar=grammar, n=4, seed=1, max_tokens=20)
+
+    state = write.run(backend=engine)
+    for point, x, y in zip(state["point"], state["x"], state["y"], strict=True):
+        assert point == (f"({x})" if y is None else f"({x},{y})")
 
 
 def test_over_an_endpoint(tiny_server):

@@ -8,9 +8,10 @@ from hypothesis import given, settings, strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 import boughs
-from boughs.grammar import alt, json, lit, opt, plus, recursive, regex, repeat, seq, star
-from boughs.lang.errors import GrammarError, InvalidRequest
-from boughs.testing import MockBackend
+from boughs.grammar import alt, gen, json, lit, opt, plus, recursive, regex, repeat, seq, star
+from boughs.lang.errors import GrammarError, Incomplete, InvalidRequest, InvalidValue
+from boughs.lang.named_parts import Parts
+from boughs.testing import Cut, MockBackend
 
 BYTES = LLTokenizer("byte")
 TEXTS = ["".join(t) for size in range(6) for t in itertools.product("ab", repeat=size)]
@@ -201,3 +202,77 @@ def test_a_gen_with_a_grammar():
 
     assert program.run(backend=backend)["x"] == "aab"
     assert backend.calls[0].request.params.ebnf == seq(star("a"), "b").lark()
+
+
+# ---- named parts ----
+
+
+REGULAR = terms(LEAVES)
+
+
+@given(REGULAR, REGULAR)
+@settings(max_examples=40, deadline=None)
+def test_named_parts_are_texts_of_their_grammars_and_make_up_the_whole(first, second):
+    grammar = seq(gen("one", build(first)), "|", gen("two", build(second)))
+    parts = Parts.of(grammar)
+    for one, two in itertools.product(TEXTS[:12], TEXTS[:12]):
+        whole = f"{one}|{two}"
+        told = parts.read(whole, cut=False)
+        if accepted(build(first), one) and accepted(build(second), two):
+            assert accepted(grammar, whole)
+            assert told == {"one": one, "two": two}
+        else:
+            assert isinstance(told["one"], InvalidValue)
+
+
+def test_parts_become_variables():
+    grammar = seq(
+        gen("name", regex("[a-z]+")), opt(seq(" is ", gen("age", regex("[0-9]+")))),
+        star(seq(", ", gen("tags", alt("red", "big")))), ".",
+    )  # fmt: skip
+
+    @boughs.function
+    def program(s, n):
+        s += boughs.gen("x", grammar=grammar, n=n)
+        s += "!" + boughs.gen(grammar=gen("y", "ok"))
+        return s["name"], s["age"], s["tags"], s["y"]
+
+    for text, told in (
+        ("ada is 36, big, red.", ("ada", "36", ["big", "red"])),
+        ("ada.", ("ada", None, [])),
+    ):
+        backend = MockBackend(lambda c, text=text: "ok" if c.text.endswith("!") else text)
+        state = program.run(1, backend=backend)
+        assert state.ret_value == (*told, "ok")
+        assert (state["x"], state["name"]) == (text, "ada")
+        assert state.get_meta_info("name") == {}
+    backend = MockBackend(lambda c: "ok" if c.text.endswith("!") else ["a.", "b is 1."])
+    assert program.run(2, backend=backend).ret_value == (["a", "b"], [None, "1"], [[], []], "ok")
+    assert {"name", "age", "tags", "x", "y"} == set(program.trace(1).variables)
+
+
+def test_parts_of_a_cut_text_raise_where_they_are_read():
+    @boughs.function
+    def program(s):
+        s += boughs.gen("x", grammar=seq("<", gen("inner", "ab"), ">"))
+
+    state = program.run(backend=MockBackend(lambda _: Cut("<a")))
+    assert state["x"] == "<a"
+    with pytest.raises(Incomplete, match=r"variable 'x'.*max_tokens"):
+        state["inner"]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (lambda: seq(gen("a", "x"), json({"type": "object"})), "recursion or JSON"),
+        (lambda: recursive(lambda r: alt(gen("a", "x"), seq("(", r, ")"))), "recursion or JSON"),
+        (lambda: seq(gen("a", "x"), gen("a", "y")), "two parts are called 'a'"),
+        (lambda: seq(gen("x", "x")), "same name"),
+        (lambda: gen("", "x"), "variable's name"),
+        (lambda: gen("a", 5), "gen: expected text or a grammar"),
+    ],
+)
+def test_parts_that_cannot_be_told_are_refused_where_they_are_written(grammar, said):
+    with pytest.raises(InvalidRequest, match=said):
+        boughs.gen("x", grammar=grammar())
