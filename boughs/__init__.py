@@ -170,6 +170,12 @@ _HOMES = {
     ),
     "boughs.runtime.engine": ("Engine",),
 }
+_INSTEAD = {
+    "Crusoe": "OpenAI(model, base_url='https://…', api_key=…)",
+    "VertexAI": "LiteLLM('vertex_ai/…')",
+}
+"""Of SGLang's backends those that are no classes here."""
+
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: PLE0604 - the names are strings
@@ -180,8 +186,8 @@ __all__ = [  # noqa: PLE0604 - the names are strings
 
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
-    if home is None and name == "VertexAI":
-        raise AttributeError("boughs has no VertexAI; LiteLLM('vertex_ai/…') reaches its models")
+    if home is None and name in _INSTEAD:
+        raise AttributeError(f"boughs has no {name}; {_INSTEAD[name]} reaches its models")
     if home is None:
         raise AttributeError(f"module 'boughs' has no attribute {name!r}")
     value = getattr(importlib.import_module(home), name)

@@ -313,6 +313,25 @@ def test_a_backend_in_scope(monkeypatch):
     assert guide.run("Rome")["food"] == "default"
 
 
+def test_a_scope_is_that_of_its_task_alone():
+    @boughs.function
+    async def food(s):
+        s += "?" + boughs.gen("food")
+        return await s.get("food")
+
+    async def inside(name, begun, other):
+        with boughs.backend(MockBackend(name)):
+            begun.set()
+            await other.wait()  # both scopes are open now
+            return (await food.run_async()).ret_value
+
+    async def main():
+        one, two = asyncio.Event(), asyncio.Event()
+        return await asyncio.gather(inside("one", one, two), inside("two", two, one))
+
+    assert asyncio.run(main()) == ["one", "two"]
+
+
 def test_a_host_stands_for_its_backend():
     class Host:
         endpoint = MockBackend("hosted")
