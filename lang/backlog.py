@@ -13,7 +13,7 @@ from collections import deque
 from typing import NamedTuple
 
 from boughs.lang import ir
-from boughs.lang.errors import InvalidRequest
+from boughs.lang.errors import InvalidRequest, RequestTimeout
 from boughs.lang.failure import Failure
 from boughs.lang.loop import on_loop
 from boughs.lang.results import Chunk
@@ -138,9 +138,17 @@ class Backlog:
         with self._lock:
             return self._streams.get(name)
 
-    def wait(self, ticket: float) -> None:
-        """Block until a statement has run; raise the failure."""
-        self.settle(ticket)
+    def wait(self, ticket: float, until: float = math.inf) -> None:
+        """Block until a statement has run; raise the failure.
+
+        Args:
+            ticket: The statement's.
+            until: When to give up, on `time.monotonic`'s clock.
+
+        Raises:
+            RequestTimeout: It has not run by then.
+        """
+        self._block(self._done, ticket, until)
         self.raise_failure()
 
     async def reach(self, ticket: float) -> None:
@@ -160,9 +168,9 @@ class Backlog:
         """Await that a statement (by default the last one so far) has run or failed."""
         await self._done.reach(self.submitted if ticket is None else ticket)
 
-    def announced(self, count: float) -> None:
+    def announced(self, count: float, until: float = math.inf) -> None:
         """Block until `count` statements were put, or none will be any more."""
-        self._block(self._announced, count)
+        self._block(self._announced, count, until)
 
     async def announced_async(self, count: float) -> None:
         """Await the same."""
@@ -174,7 +182,7 @@ class Backlog:
             self.observed = True
             raise self.failure.make()
 
-    def _block(self, level: Level, target: float) -> None:
+    def _block(self, level: Level, target: float, until: float = math.inf) -> None:
         if level.value >= target:
             return
         if on_loop():
@@ -182,4 +190,8 @@ class Backlog:
                 f"{self.label}: this is not done yet, and an async program must not block; write "
                 '`await s.get("name")`, or `await s.wait()` before it'
             )
-        level.wait(target)
+        if not level.wait(target, until):
+            raise RequestTimeout(
+                f"{self.label}: what is read was not done within the read's time-out; the program "
+                "runs on"
+            )

@@ -8,6 +8,7 @@ def` programs await `s.get("x")`. This module runs nothing.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -157,18 +158,26 @@ class ProgramState:
 
     # ---- reads ----
 
-    def get_var(self, name: str) -> Any:
+    def get_var(self, name: str, timeout: float | None = None) -> Any:
         """The value of a variable. Waits until all statements so far that set it have run.
 
+        Args:
+            name: The variable.
+            timeout: Seconds to wait at most. The program runs on.
+
         Raises:
+            RequestTimeout: It was not there in time.
             NotFound: No statement sets it; the message names the variables that there are.
             Incomplete: It has a type, and `max_tokens` cut its text.
             InvalidValue: It has a type, whose own rules refuse the text.
         """
-        self._backlog.wait(self._ticket(name))
+        until = _until(timeout)
+        self._backlog.wait(self._ticket(name, until), until)
         return self._value(name)
 
-    __getitem__ = get_var
+    def __getitem__(self, name: str) -> Any:
+        """`get_var`."""
+        return self.get_var(name)
 
     async def get(self, name: str) -> Any:
         """`get_var` for async programs."""
@@ -206,15 +215,19 @@ class ProgramState:
         self.sync()
         return [dict(message) for message in self._executor.contents.messages]
 
-    def sync(self) -> None:
+    def sync(self, timeout: float | None = None) -> None:
         """Wait for all statements so far; raise the first error.
 
         Where the program runs by itself (`run(stream=True)`), this waits for its end, and so does
         every read that no single statement answers.
+
+        Args:
+            timeout: Seconds to wait at most; then `RequestTimeout` is raised. The program runs on.
         """
+        until = _until(timeout)
         if self._outside:
-            self._backlog.announced(math.inf)
-        self._backlog.wait(self._backlog.submitted)
+            self._backlog.announced(math.inf, until)
+        self._backlog.wait(self._backlog.submitted, until)
 
     async def wait(self) -> None:
         """`sync` for async programs: after it, every read returns at once."""
@@ -364,13 +377,13 @@ class ProgramState:
 
     # ---- waiting for a variable's statement ----
 
-    def _ticket(self, name: str) -> int:
+    def _ticket(self, name: str, until: float = math.inf) -> int:
         """The statement that makes a variable; the last one if none does."""
         while True:
             ticket, count = self._look_for(name)
             if ticket is not None:
                 return ticket
-            self._backlog.announced(count)
+            self._backlog.announced(count, until)
 
     async def _ticket_async(self, name: str) -> int:
         while True:
@@ -419,6 +432,15 @@ class ProgramState:
     def _check_name(name: object) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"a variable's name is a string, got {name!r:.60}", "name")
+
+
+def _until(timeout: float | None) -> float:
+    """When a read gives up, on `time.monotonic`'s clock."""
+    if timeout is None:
+        return math.inf
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+        raise InvalidRequest(f"timeout: expected seconds, at least 0, got {timeout!r:.40}")
+    return time.monotonic() + timeout
 
 
 def _pieces(chunks: list[Chunk]) -> Iterator[str]:

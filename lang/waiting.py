@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -45,14 +46,26 @@ class Level:
         for wake in due:
             wake()
 
-    def wait(self, target: float) -> None:
-        """Block the calling thread until the level is at least `target`."""
+    def wait(self, target: float, until: float = math.inf) -> bool:
+        """Block the calling thread until the level is at least `target`; whether it is.
+
+        Args:
+            target: The level.
+            until: When to give up, on `time.monotonic`'s clock.
+        """
         if self._value >= target:
-            return
+            return True
         reached = threading.Event()
-        if self._register(target, reached.set):
-            while not reached.wait(WAKE_SECONDS):
-                pass  # an interrupt is raised here
+        if not self._register(target, reached.set):
+            return True
+        try:
+            while not reached.wait(min(WAKE_SECONDS, max(until - time.monotonic(), 0.0))):
+                if time.monotonic() >= until:  # an interrupt is raised here
+                    return self._value >= target
+        finally:
+            if not reached.is_set():
+                self._forget(reached.set)
+        return True
 
     async def reach(self, target: float) -> None:
         """Await, on any event loop, that the level is at least `target`."""
@@ -74,8 +87,11 @@ class Level:
         try:
             await reached
         finally:
-            with self._lock:
-                self._waiters = [waiter for waiter in self._waiters if waiter[1] is not wake]
+            self._forget(wake)
+
+    def _forget(self, wake: Callable[[], object]) -> None:
+        with self._lock:
+            self._waiters = [waiter for waiter in self._waiters if waiter[1] != wake]
 
     def _register(self, target: float, wake: Callable[[], object]) -> bool:
         """Whether there is something to wait for."""

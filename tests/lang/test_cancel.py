@@ -256,3 +256,31 @@ def test_without_a_thread_an_error_is_raised_by_its_own_statement():
         program.run(backend=MockBackend(lambda _: InvalidRequest("bad")), use_thread=False)
     with pytest.raises(InvalidRequest, match="use_thread"):
         ask_async.run(backend=MockBackend(), use_thread=False)
+
+
+def test_a_read_waits_no_longer_than_it_is_told():
+    hold = threading.Event()
+
+    @boughs.function
+    def program(s):
+        s += "a" + boughs.gen("x")
+        hold.wait(20)
+        s["y"] = 1
+
+    state = program.run(backend=MockBackend(), stream=True)
+    for read in (
+        lambda: state.get_var("y", timeout=0),
+        lambda: state.get_var("y", timeout=0.05),
+        lambda: state.get_var("nonesuch", timeout=0.01),
+        lambda: state.sync(timeout=0.01),
+    ):
+        with pytest.raises(RequestTimeout, match=r"program program: .*runs on"):
+            read()
+    assert state.get_var("x", timeout=20) == "ok"
+    hold.set()
+    state.sync(timeout=20)
+    assert state.get_var("y", timeout=0) == 1  # it is there
+    assert state._backlog._done._waiters == state._backlog._announced._waiters == []
+    for wrong in (-1, "1", True, float("nan")):
+        with pytest.raises(InvalidRequest, match="timeout"):
+            state.sync(timeout=wrong)
