@@ -5,16 +5,17 @@ This module knows neither how arguments are told from parameters nor how stateme
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from boughs.lang import loop
 from boughs.lang.current import body_of, inside_program
-from boughs.lang.errors import RequestAborted
+from boughs.lang.errors import RequestAborted, RequestTimeout
 from boughs.lang.executor import Executor
 from boughs.lang.pool import shared_pool
 from boughs.lang.state import ProgramState
@@ -28,6 +29,7 @@ class Execution:
         body: The function that the program decorates.
         args: Its positional arguments after the state.
         kwargs: Its other arguments.
+        max_seconds: How long it may run; None is without a limit.
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class Execution:
         body: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        max_seconds: float | None = None,
     ) -> None:
         self._body = body
+        self._max_seconds = max_seconds
         self._args = args
         self._kwargs = kwargs
         self._run = executor.run
@@ -56,10 +60,10 @@ class Execution:
             return loop.run(self.execute_async())
         try:
             self._require_wanted()
-            with body_of(self._run.backend):
+            with body_of(self._run.backend), self._limited():
                 result = self._body(self._inner, *self._args, **self._kwargs)
                 self._run.ret_value = loop.run(result) if inspect.iscoroutine(result) else result
-            self._run.finish()
+                self._run.finish()
         except BaseException as error:
             self._fail(error)
             raise
@@ -69,9 +73,11 @@ class Execution:
         """Run a program whose body is a coroutine; on the loop."""
         try:
             self._require_wanted()
-            with body_of(self._run.backend):
-                self._run.ret_value = await self._body(self._inner, *self._args, **self._kwargs)
-            await self._run.finished()
+            with body_of(self._run.backend), self._limited():
+                self._run.ret_value = await self._within(
+                    self._body(self._inner, *self._args, **self._kwargs)
+                )
+                await self._run.finished()
         except BaseException as error:
             self._fail(error)
             raise
@@ -98,6 +104,40 @@ class Execution:
     def cancel(self) -> None:
         """End the program early, from any thread."""
         self._run.cancel()
+
+    async def _within(self, body: Awaitable[Any]) -> Any:
+        """What a coroutine returns; it is cancelled when the time is over."""
+        limit = asyncio.timeout(self._max_seconds)
+        try:
+            async with limit:
+                return await body
+        except TimeoutError:
+            if limit.expired():
+                self._expire()
+                self._require_wanted()
+            raise
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        """The block in which a body runs, and all that it asked for; it ends when the time is over.
+
+        A plain body gets the error at its next statement or read.
+        """
+        seconds = self._max_seconds
+        if seconds is None:
+            yield
+            return
+        timers: list[asyncio.TimerHandle] = []
+        ours = loop.background_loop()
+        ours.call_soon_threadsafe(lambda: timers.append(ours.call_later(seconds, self._expire)))
+        try:
+            yield
+        finally:
+            ours.call_soon_threadsafe(lambda: [timer.cancel() for timer in timers])
+
+    def _expire(self) -> None:
+        error = RequestTimeout(f"max_seconds: it had not ended after {self._max_seconds:g} s")
+        self._run.fail(error, f"program {self._run.program}")
 
     def _require_wanted(self) -> None:
         """Do not begin what was cancelled before."""

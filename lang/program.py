@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, overload
 
@@ -27,7 +28,7 @@ from boughs.lang.running import Run
 from boughs.lang.state import ProgramState
 from boughs.lang.trace import Trace, trace
 
-_OPTIONS = RUN_PARAMETERS | {"backend", "cache", "stream", "use_thread"}
+_OPTIONS = RUN_PARAMETERS | {"backend", "cache", "max_seconds", "stream", "use_thread"}
 
 
 class Program:
@@ -78,12 +79,13 @@ class Program:
             args: The program's own arguments, by position.
             kwargs: Its other arguments, and parameters of the run: `backend`; `stream=True`
                 returns at once and lets the state be read while the program runs; `cache=True`
-                answers from disk what was asked before (`boughs.CallCache`); `use_thread=False`
-                lets each statement end before the next begins, for debugging; defaults for
-                every `gen` that does not give its own (`temperature`, `max_new_tokens`, `stop`
-                and the others of `boughs.SamplingParams` but the grammars, and
-                `return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
-                return_text_in_logprobs`).
+                answers from disk what was asked before (`boughs.CallCache`); `max_seconds` ends the
+                program with `RequestTimeout` when it takes longer (a plain body at its next
+                statement or read); `use_thread=False` lets each statement end before the next
+                begins, for debugging; defaults for every `gen` that does not give its own
+                (`temperature`, `max_new_tokens`, `stop`, `timeout` and the others of
+                `boughs.SamplingParams` but the grammars, and `return_logprob, logprob_start_len,
+                top_logprobs_num, token_ids_logprob, return_text_in_logprobs`).
 
         Raises:
             TypeError: The arguments do not fit the program.
@@ -295,6 +297,7 @@ class Program:
         merged = {**self._options, **given}
         backend = resolve_cached(merged.pop("backend", None), merged.pop("cache", None))
         eager = self._eager(merged.pop("use_thread", True))
+        max_seconds = _seconds(merged.pop("max_seconds", None))
         unknown = [name for name in merged if name not in RUN_PARAMETERS]
         if unknown:
             raise InvalidRequest(
@@ -305,7 +308,7 @@ class Program:
         def execution(arguments: inspect.BoundArguments) -> Execution:
             run = Run(self._name, backend, defaults, self._spec_tokens, eager=eager)
             executor = Executor(run)
-            return Execution(executor, self.func, arguments.args, arguments.kwargs)
+            return Execution(executor, self.func, arguments.args, arguments.kwargs, max_seconds)
 
         return execution
 
@@ -405,6 +408,17 @@ def _items(batch: object) -> list[Any]:
             "batch_kwargs",
         )
     return list(batch)
+
+
+def _seconds(given: Any) -> float | None:
+    """How long a program may run, as a user gave it."""
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
+        raise InvalidRequest(
+            f"max_seconds: expected seconds, above 0 and finite, got {given!r:.40}", "max_seconds"
+        )
+    return float(given)
 
 
 def _sampling(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -284,3 +284,62 @@ def test_a_read_waits_no_longer_than_it_is_told():
     for wrong in (-1, "1", True, float("nan")):
         with pytest.raises(InvalidRequest, match="timeout"):
             state.sync(timeout=wrong)
+
+
+# ---- the limit of a whole program ----
+
+
+@boughs.function
+def talk(s):
+    for _ in range(10_000):
+        s += "again" + boughs.gen("x")
+        s.sync()
+
+
+@boughs.function
+async def talk_async(s):
+    for _ in range(10_000):
+        s += "again" + boughs.gen("x")
+        await s.wait()
+
+
+@boughs.function
+async def sleep(s):
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("program", [talk, talk_async, sleep, spread, ask])
+@pytest.mark.parametrize("how", ["run", "run_batch", "run_async", "stream"])
+def test_a_program_that_takes_too_long_is_ended(program, how):
+    backend = MockBackend("abcdefgh", delay=60 if program in (spread, ask) else 0.01)
+    options = {"backend": backend, "max_seconds": 0.1}
+    run = {
+        "run": lambda: program.run(**options),
+        "run_batch": lambda: program.run_batch([{}, {}], **options),
+        "run_async": lambda: asyncio.run(program.run_async(**options)),
+        "stream": lambda: program.run(**options, stream=True).sync(),
+    }
+    with pytest.raises(RequestTimeout, match=r"max_seconds: it had not ended after 0\.1 s"):
+        run[how]()
+    if program in (spread, ask):
+        until(lambda: len(backend.aborted) == sum(not call.prefills for call in backend.calls))
+
+
+@pytest.mark.parametrize("program", [ask, ask_async])
+def test_a_program_that_ends_in_time_does_not_feel_its_limit(program):
+    state = program.run(backend=MockBackend(), max_seconds=60)
+    assert (state["x"], state.error()) == ("ok", None)
+
+
+def test_a_time_out_of_the_bodys_own_is_its_own():
+    @boughs.function
+    async def program(s):
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(60)
+
+    with pytest.raises(TimeoutError) as caught:
+        program.run(backend=MockBackend(), max_seconds=60)
+    assert not isinstance(caught.value, RequestTimeout)
+    for wrong in (0, -1, "soon"):
+        with pytest.raises(InvalidRequest, match="max_seconds"):
+            ask.run(backend=MockBackend(), max_seconds=wrong)
