@@ -130,10 +130,14 @@ class Execution:
         timers: list[asyncio.TimerHandle] = []
         ours = loop.background_loop()
         ours.call_soon_threadsafe(lambda: timers.append(ours.call_later(seconds, self._expire)))
+
+        def end() -> None:
+            timers[0].cancel()  # it was begun before
+
         try:
             yield
         finally:
-            ours.call_soon_threadsafe(lambda: [timer.cancel() for timer in timers])
+            ours.call_soon_threadsafe(end)
 
     def _expire(self) -> None:
         error = RequestTimeout(f"max_seconds: it had not ended after {self._max_seconds:g} s")
