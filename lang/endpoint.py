@@ -189,7 +189,7 @@ class RuntimeEndpoint:
         Raises:
             Unsupported: It says nothing of the kind.
         """
-        info: dict[str, Any] = await self._http.json("GET", "/model_info")
+        info: dict[str, Any] = await self._http.json("GET", "/model_info?identity=1")
         if not isinstance(info.get("identity"), str):
             raise Unsupported(
                 f"cache: {self.base_url} does not say which weights it serves, so that its answers "

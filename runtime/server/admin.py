@@ -81,18 +81,18 @@ class Admin:
             return f"{type(error).__name__}: {error}"
         return None
 
-    async def model_info(self, _: web.Request) -> web.Response:
-        """SGLang's description of the model."""
-        return json_response(
-            {
-                "model_path": self._served.model_path,
-                "tokenizer_path": self._served.model_path,
-                "served_model_name": self._model_name,
-                "is_generation": True,
-                "context_length": self._served.limits.context_length,
-                "identity": await self._served.identity(),
-            }
-        )
+    async def model_info(self, request: web.Request) -> web.Response:
+        """SGLang's description of the model; its identity, too, if asked: that reads the files."""
+        info = {
+            "model_path": self._served.model_path,
+            "tokenizer_path": self._served.model_path,
+            "served_model_name": self._model_name,
+            "is_generation": True,
+            "context_length": self._served.limits.context_length,
+        }
+        if _whole(request, "identity", 0):
+            info["identity"] = await self._served.identity()
+        return json_response(info)
 
     async def server_info(self, _: web.Request) -> web.Response:
         """What the engine is and how it does."""
