@@ -65,6 +65,7 @@ class Contents:
     scopes: dict[str, int] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
     origin: Origin | None = None
+    healed: Answer | None = None
 
     def copy(self) -> Contents:
         """What a branch begins with."""
@@ -121,6 +122,8 @@ class Contents:
 
     def add_answer(self, answer: Answer) -> None:
         """Add what a backend produced."""
+        if self.origin is not None and len(self.segments) == self.origin.segments:
+            self.healed = answer
         self.segments += answer.segments
         self.shown.append(answer.text)
 
@@ -177,7 +180,7 @@ class Contents:
         origin = branch.origin
         assert origin is not None, "only branches are joined"
         offset = len(self.shown) - origin.shown
-        self.segments += branch.segments[origin.segments :]
+        self.segments += branch.own_segments(len(self.segments))
         self.marks += [place + offset for place in branch.marks[origin.marks :]]
         self.shown += branch.shown[origin.shown :]
         self.messages += branch.messages[origin.messages :]
@@ -185,6 +188,20 @@ class Contents:
             self.role, self.begun = branch.role, branch.begun + offset
         elif branch.role is None:
             self.role = None
+
+    def own_segments(self, at: int) -> list[seg.Segment]:
+        """What a branch holds beyond what it began with, to be put behind `at` segments.
+
+        Tokens that also spell the end of the text before the fork are given as text in any other
+        place.
+        """
+        assert self.origin is not None, "only branches are joined"
+        own = self.segments[self.origin.segments :]
+        first = own[0] if own else None
+        if at == self.origin.segments or not isinstance(first, seg.Ids) or not first.skip_bytes:
+            return own
+        assert self.healed is not None, "a fork begins with no text to be skipped"
+        return [seg.Text(self.healed.text), *own[len(self.healed.segments) :]]
 
     def set(self, name: str, value: Any, meta: Any = None) -> None:
         """Give a variable a value, with the meta info of the request that made it."""

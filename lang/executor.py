@@ -29,7 +29,7 @@ from boughs.lang.errors import (
 from boughs.lang.failure import Failure
 from boughs.lang.loop import background_loop
 from boughs.lang.meta import meta_info
-from boughs.lang.parameters import LogprobOptions
+from boughs.lang.parameters import RequestOptions
 from boughs.lang.requests import GenerateRequest, PinRequest, ScoreRequest
 from boughs.lang.results import Answer, Chunk
 from boughs.lang.running import Run
@@ -189,7 +189,7 @@ class Executor:
     async def run_gen(self, node: ir.Gen) -> None:
         """Generate text and set its variable."""
         params = self.run.defaults.sampling(node.sampling)
-        options = self.run.defaults.logprobs(node.logprobs)
+        options = self.run.defaults.options(node.options)
         began = time.perf_counter()
         self._apart = node.reasoning is not None
         answers = await self._generate(params, options)
@@ -313,9 +313,9 @@ class Executor:
             await self._prefill()
 
     async def _prefill(self) -> None:
-        await self._generate(self.run.defaults.prefill(), LogprobOptions())
+        await self._generate(self.run.defaults.prefill(), RequestOptions())
 
-    async def _generate(self, params: SamplingParams, options: LogprobOptions) -> list[Answer]:
+    async def _generate(self, params: SamplingParams, options: RequestOptions) -> list[Answer]:
         """Ask the backend to continue this state, and stream what comes to the readers."""
         self._rid = uuid.uuid4().hex
         self._held_back = ""
@@ -328,6 +328,7 @@ class Executor:
             logprob_start_len=options.logprob_start_len,
             top_logprobs_num=options.top_logprobs_num,
             token_ids_logprob=options.token_ids_logprob,
+            heal=options.heal,
         )
         answers: dict[int, Answer] = {}
         chunks = self._backend.generate(request)

@@ -80,7 +80,7 @@ class Program:
                 every `gen` that does not give its own (`temperature`, `max_new_tokens`, `stop`
                 and the others of `boughs.SamplingParams` but the grammars, and
                 `return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
-                return_text_in_logprobs`).
+                return_text_in_logprobs, heal`).
 
         Raises:
             TypeError: The arguments do not fit the program.

@@ -66,6 +66,9 @@ class Submit(msgspec.Struct, kw_only=True, tag="submit"):
         pooling: `last` or `mean` where the prompt's hidden state is wanted.
         confirm: The front reads the text for stops: it sends `Finish` at the end of every such
             submission, and the core keeps the pages until it came.
+        heal: Text that the output spells before anything else: the prompt's own end, which was
+            given back. Tokens that spell nothing else count as the prompt's.
+        healed: How many of `output_ids` are such tokens.
     """
 
     key: int
@@ -83,6 +86,8 @@ class Submit(msgspec.Struct, kw_only=True, tag="submit"):
     targets: list[list[int]] = []
     pooling: str | None = None
     confirm: bool = False
+    heal: str = ""
+    healed: int = 0
 
 
 class Finish(msgspec.Struct, tag="finish"):
@@ -161,6 +166,7 @@ class Output(msgspec.Struct, omit_defaults=True):
         finish: `stop`, `length` or None; the last output of a submission has one.
         matched: The token that ended it, for `stop`.
         forced: How many of the new tokens, the last ones, no step chose: the grammar forced them.
+        healed: How many of the new tokens, the first ones, only spell what was given back.
         incomplete: Whether it was cut, for `length`, where its grammar goes on.
         weaker: Whether it ended, by `stop`, under a grammar that allows more than its schema.
         error: (class name, message, field) when it failed; nothing follows.
@@ -181,6 +187,7 @@ class Output(msgspec.Struct, omit_defaults=True):
     finish: str | None = None
     matched: int | None = None
     forced: int = 0
+    healed: int = 0
     incomplete: bool = False
     weaker: bool = False
     error: Plain | None = None

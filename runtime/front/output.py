@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import regex
 
 from boughs.lang.results import Chunk, Finish, TokenLogprob, finite
@@ -39,6 +40,9 @@ class Asked:
         bad_ids: Token sequences that are not produced whole.
         patterns: The compiled `stop_regex`.
         stop_texts: Stops that are one special token: its id to the text. The core ends there.
+        given_back: The prompt's last token or tokens, which are spelt anew and so not in
+            `prompt_ids`.
+        heal: Their text.
     """
 
     rid: str
@@ -52,6 +56,13 @@ class Asked:
     bad_ids: list[list[int]] = field(default_factory=list)
     patterns: Sequence[regex.Pattern[str]] = ()
     stop_texts: Mapping[int, str] = field(default_factory=dict)
+    given_back: list[int] = field(default_factory=list)
+    heal: str = ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt as it was given."""
+        return len(self.prompt_ids) + len(self.given_back)
 
 
 class ChoiceOutput:
@@ -78,6 +89,8 @@ class ChoiceOutput:
             at_start=tokenizer.special_ids.issuperset(asked.prompt_ids),
         )
         self._finder = StopFinder(params.stop, asked.patterns) if params.stops_in_text else None
+        self._heal = asked.heal  # text of the prompt that is to be spelt yet
+        self._spelt: list[int] = []  # tokens that spell nothing else
         self._ids: list[int] = []
         self._pieces: list[str] = []  # the characters that each token completed
         self._ends: list[int] = []  # characters up to and with each token's
@@ -115,6 +128,8 @@ class ChoiceOutput:
         self._cached_tokens = cached_tokens
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = self._of_prompt(output)
+        if output.healed:
+            output = self._spell(output)
         if output.logprobs is not None:
             self._logprobs += self._entries(output.ids, output.logprobs, output.top, output.given)
         chosen = len(output.ids) - output.forced
@@ -147,9 +162,29 @@ class ChoiceOutput:
 
     # ---- in ----
 
+    def _spell(self, output: Output) -> Output:
+        """Take the tokens that spell the prompt's end alone; the output without them."""
+        count = output.healed
+        for token in output.ids[:count]:
+            self._spelt.append(token)
+            self._beyond(self._text.add(token))
+        return msgspec.structs.replace(
+            output,
+            ids=output.ids[count:],
+            logprobs=None if output.logprobs is None else output.logprobs[count:],
+            top=None if output.top is None else output.top[count:],
+            given=None if output.given is None else output.given[count:],
+        )
+
+    def _beyond(self, piece: str) -> str:
+        """A token's text without what of it was the prompt's."""
+        count = min(len(piece), len(self._heal))
+        self._heal = self._heal[count:]
+        return piece[count:]
+
     def _take(self, token: int, *, is_stop: bool) -> None:
         if not is_stop:
-            piece = self._text.add(token)
+            piece = self._beyond(self._text.add(token))
         elif not self._asked.params.no_stop_trim:
             piece = ""
         else:  # a stop that the user gave as a text is shown as text, special or not
@@ -212,12 +247,20 @@ class ChoiceOutput:
         self.finish = finish
         self.length = len(self._ids)
         chunk = self._send(len(self._unsent), self.length)
-        segments: list[Segment] = [Ids(list(kept))] if kept else []
+        segments = self._segments(kept)
         if rest:
             segments.append(Text(rest))
         chunk.segments = segments
         chunk.finish = finish
         return chunk
+
+    def _segments(self, kept: list[int]) -> list[Segment]:
+        """Tokens as a state holds them: with those before them that are not the prompt's own."""
+        if not kept:
+            return []
+        if not self._asked.heal or self._spelt == self._asked.given_back:
+            return [Ids(list(kept))]
+        return [Ids(self._spelt + kept, skip_bytes=len(self._asked.heal.encode()))]
 
     def _send(self, chars: int, count: int) -> Chunk:
         """A chunk of the next `chars` characters and all tokens up to `count`."""
@@ -226,7 +269,7 @@ class ChoiceOutput:
             index=self._index,
             text=self._unsent[:chars],
             output_ids=self._ids[self._sent_ids : count],
-            prompt_tokens=len(self._asked.prompt_ids),
+            prompt_tokens=self._asked.prompt_tokens,
             completion_tokens=count,
             forced_tokens=self._forced[count - 1] if count else 0,
             cached_tokens=self._cached_tokens,

@@ -24,6 +24,7 @@ class Submission:
 
     Attributes:
         tokens: Produced so far, in this life of the core and before.
+        healed: How many of them spell the prompt's end alone.
         cached_tokens: The first figure that a core gave.
         started: Whether a core has answered.
         tries: How many cores have been given it.
@@ -33,6 +34,7 @@ class Submission:
         self.message = message
         self.deliver = deliver
         self.tokens: list[int] = []
+        self.healed = 0
         self.cached_tokens = 0
         self.started = False
         self.has_prompt_logprobs = False
@@ -44,6 +46,7 @@ class Submission:
             self.started = True
             self.cached_tokens = output.cached_tokens
         self.tokens += output.ids
+        self.healed += output.healed
         self.has_prompt_logprobs |= output.prompt_logprobs is not None
         self.deliver(output)
 
@@ -54,5 +57,8 @@ class Submission:
             return self.message
         wanted = None if self.has_prompt_logprobs else self.message.prompt_logprobs_from
         return msgspec.structs.replace(
-            self.message, output_ids=list(self.tokens), prompt_logprobs_from=wanted
+            self.message,
+            output_ids=list(self.tokens),
+            healed=self.healed,
+            prompt_logprobs_from=wanted,
         )
