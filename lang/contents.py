@@ -48,6 +48,7 @@ class Contents:
         scopes: Name to where it begins in `shown`, for open variable scopes.
         written: The variables set since the state began.
         origin: Where the branch began, if it is one.
+        healed: The answer that a branch began with: its tokens may spell text of before the fork.
     """
 
     segments: list[seg.Segment] = field(default_factory=list)

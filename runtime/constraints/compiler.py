@@ -38,15 +38,15 @@ class Grammar(NamedTuple):
 
     Attributes:
         raw: To be copied.
-        tokenizer: Its own.
         weaker: JSON pointers of what it leaves out of its schema.
         prefix: Bytes of what it has every output spell first.
+        tokenizer: Its own, where it has a prefix.
     """
 
     raw: LLMatcher
-    tokenizer: LLTokenizer
     weaker: tuple[str, ...] = ()
     prefix: int = 0
+    tokenizer: LLTokenizer | None = None
 
     def matcher(self, kind: str) -> Matcher:
         """A matcher of its own for one output."""
@@ -152,13 +152,12 @@ class GrammarCompiler:
                 kind,
             ) from error
         if kind == HEAL:
-            return Grammar(
-                build(tokenizer, with_prefix(None, prefix)), tokenizer, (), len(prefix.encode())
-            )
+            made = build(tokenizer, with_prefix(None, prefix))
+            return Grammar(made, (), len(prefix.encode()), tokenizer)
         grammar, weaker = self._tried(kind, source, verdicts)
         if prefix:
             grammar = with_prefix(grammar, prefix)
-        return Grammar(build(tokenizer, grammar), tokenizer, weaker, len(prefix.encode()))
+        return Grammar(build(tokenizer, grammar), weaker, len(prefix.encode()), tokenizer)
 
     def _tried(self, kind: str, source: str, verdicts: Verdicts) -> tuple[str, tuple[str, ...]]:
         """A source in llguidance's form, and what of it that leaves out."""
