@@ -141,7 +141,12 @@ class Request:
     @property
     def prefilling(self) -> bool:
         """Whether it has more to compute than the token sampled last. Not of a search's beams."""
-        return not self.beams and (self.remaining > 1 or self.output_len == 0)
+        return not self.beams and (self.remaining > 1 or not self.begun)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a token was sampled, be it one that the prompt gave back."""
+        return len(self.tokens) > len(self.submit.prompt_ids)
 
     @property
     def parts(self) -> list[Request]:

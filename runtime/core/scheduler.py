@@ -176,7 +176,7 @@ class Scheduler:
         for request in list(self._running):
             if not request.prefilling:
                 continue
-            if request.output_len:  # what a grammar forced may need pages
+            if request.begun:  # what a grammar forced may need pages
                 self._decode(request, step)
             elif step.tokens < self._budget:
                 step.add(request, min(self._budget - step.tokens, request.remaining))

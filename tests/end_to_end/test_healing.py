@@ -27,6 +27,7 @@ def engine(tiny_model):
         model_path=tiny_model, in_process=True, check_invariants=True, kv_memory="32M"
     ) as engine:
         yield engine
+        assert engine.stats()["restarts"] == 0  # another core would hide what killed one
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,16 @@ def by_hand(engine, tokenizer, text, count):
 
 
 texts = st.text("the in a\nr:/.ä日", min_size=2, max_size=14)
+
+
+@pytest.mark.parametrize("size", range(24, 42))
+def test_a_token_that_was_given_back_may_need_a_page(engine, tokenizer, size):
+    """The prompt ends all about a border of pages, and its end is spelt by itself."""
+    text = "x" * size + " th"
+    ids = encode_segments(tokenizer, [Text(text)])
+    assert given_back(tokenizer, [Text(text)], ids)
+    answer = engine.generate(text, {**GREEDY, "regex": "[0-9]{5}"}, heal=True)
+    assert regex.fullmatch("[0-9]{5}", answer["text"])
 
 
 @settings(max_examples=60, deadline=None)
