@@ -27,7 +27,6 @@ def engine(tiny_model):
         model_path=tiny_model, in_process=True, check_invariants=True, kv_memory="32M"
     ) as engine:
         yield engine
-        assert engine.stats()["restarts"] == 0  # another core would hide what killed one
 
 
 @pytest.fixture(scope="module")
