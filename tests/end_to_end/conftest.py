@@ -10,7 +10,6 @@ from collections import deque
 
 import pytest
 
-
 DEATH = "the engine core died"
 """What is logged then."""
 
