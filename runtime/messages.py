@@ -158,6 +158,7 @@ class Output(msgspec.Struct, omit_defaults=True):
         top: Per new token, (token id, logprob) of the most likely ones, best first.
         given: Per new token, the logprobs of the `token_ids_logprob`, in their order.
         cached_tokens: Prompt tokens that were not computed when it was first admitted.
+        forward_steps: Steps so far that computed tokens of it.
         prompt_logprobs: Once, with or before the first token: from `prompt_logprobs_from` on.
         prompt_top: Beside `prompt_logprobs`.
         prompt_given: Beside `prompt_logprobs`.
@@ -179,6 +180,7 @@ class Output(msgspec.Struct, omit_defaults=True):
     top: list[list[tuple[int, float]]] | None = None
     given: list[list[float]] | None = None
     cached_tokens: int = 0
+    forward_steps: int = 0
     prompt_logprobs: list[float | None] | None = None
     prompt_top: list[list[tuple[int, float]]] | None = None
     prompt_given: list[list[float]] | None = None

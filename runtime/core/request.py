@@ -58,6 +58,7 @@ class Request:
         beams: Of a search that has taken its first step, best first.
         group: Of a beam, its search.
         heir_of: Of a beam without pages, the one whose committed sequence it is to fork.
+        steps: How many steps computed tokens of it. Not of a search's beams, which share steps.
     """
 
     submit: Submit
@@ -89,6 +90,7 @@ class Request:
     beams: list[Request] = field(default_factory=list)
     group: Request | None = None
     heir_of: Request | None = None
+    steps: int = 0
 
     @property
     def key(self) -> int:
@@ -204,4 +206,5 @@ class Request:
 
     def output(self, **fields: object) -> Output:
         """An answer to the front about this request."""
-        return Output(key=self.key, cached_tokens=self.cached_tokens or 0, **fields)  # type: ignore[arg-type]
+        cached = self.cached_tokens or 0
+        return Output(key=self.key, cached_tokens=cached, forward_steps=self.steps, **fields)  # type: ignore[arg-type]

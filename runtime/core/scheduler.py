@@ -201,6 +201,8 @@ class Scheduler:
                 )
             else:
                 self.counters.decode_tokens += work.count
+        for request in {work.request.group or work.request for work in step.works}:
+            request.steps += 1
 
     def _decode(self, request: Request, step: Step) -> None:
         """Give one decode its tokens, retracting requests while pages are short.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import msgspec
 import regex
@@ -96,6 +97,8 @@ class ChoiceOutput:
         self._ends: list[int] = []  # characters up to and with each token's
         self._whole: list[bool] = []  # whether each token ends with a whole character
         self._forced: list[int] = []  # forced tokens up to and with each
+        self._steps: list[int] = []  # steps of the model up to and with each
+        self._all_steps = 0
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] | None = None
         self._cached_tokens = 0
@@ -126,6 +129,7 @@ class ChoiceOutput:
             InvalidRequest: A stop pattern takes too long.
         """
         self._cached_tokens = cached_tokens
+        self._all_steps = output.forward_steps
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = self._of_prompt(output)
         if output.healed:
@@ -135,6 +139,7 @@ class ChoiceOutput:
         chosen = len(output.ids) - output.forced
         for at, token in enumerate(output.ids, 1):
             self._forced.append((self._forced[-1] if self._forced else 0) + (at > chosen))
+            self._steps.append(output.forward_steps)
             self._take(token, is_stop=output.matched is not None and at == len(output.ids))
             if self._finder is not None and self._finder.final:
                 return self._end_at_stop()
@@ -252,6 +257,9 @@ class ChoiceOutput:
             segments.append(Text(rest))
         chunk.segments = segments
         chunk.finish = finish
+        chunk.token_chars = [len(piece) for piece in self._pieces[: self.length]]
+        sums = [0, *self._forced[: self.length]]
+        chunk.forced_at = [at for at, (a, b) in enumerate(pairwise(sums)) if b > a]
         return chunk
 
     def _segments(self, kept: list[int]) -> list[Segment]:
@@ -272,6 +280,7 @@ class ChoiceOutput:
             prompt_tokens=self._asked.prompt_tokens,
             completion_tokens=count,
             forced_tokens=self._forced[count - 1] if count else 0,
+            forward_steps=self._steps[count - 1] if count else self._all_steps,
             cached_tokens=self._cached_tokens,
             prompt_logprobs=self._prompt_logprobs,
             rendered=None if self._started else self._asked.rendered,

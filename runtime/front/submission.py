@@ -26,6 +26,7 @@ class Submission:
         tokens: Produced so far, in this life of the core and before.
         healed: How many of them spell the prompt's end alone.
         cached_tokens: The first figure that a core gave.
+        forward_steps: Steps of the model so far, in all lives of the core.
         started: Whether a core has answered.
         tries: How many cores have been given it.
     """
@@ -36,6 +37,8 @@ class Submission:
         self.tokens: list[int] = []
         self.healed = 0
         self.cached_tokens = 0
+        self.forward_steps = 0
+        self._steps_before = 0  # in former lives
         self.started = False
         self.has_prompt_logprobs = False
         self.tries = 0
@@ -45,6 +48,8 @@ class Submission:
         if not self.started:
             self.started = True
             self.cached_tokens = output.cached_tokens
+        output.forward_steps += self._steps_before
+        self.forward_steps = output.forward_steps
         self.tokens += output.ids
         self.healed += output.healed
         self.has_prompt_logprobs |= output.prompt_logprobs is not None
@@ -55,6 +60,7 @@ class Submission:
         self.tries += 1
         if self.tries == 1:
             return self.message
+        self._steps_before = self.forward_steps
         wanted = None if self.has_prompt_logprobs else self.message.prompt_logprobs_from
         return msgspec.structs.replace(
             self.message,
