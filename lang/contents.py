@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from boughs.lang import segments as seg
+from boughs.lang.call import PROGRAM, Author, Call
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.failure import Failure
 from boughs.lang.results import Answer
@@ -35,6 +36,7 @@ class Contents:
         segments: What a request is made of.
         shown: The text of what was added, piece by piece; a role mark's is empty until a backend
             rendered it.
+        authors: Who wrote each piece of `shown`.
         marks: The places of the role marks in `shown`.
         known: How many of the marks are rendered for good.
         messages: The messages that have ended, in OpenAI's form.
@@ -53,6 +55,7 @@ class Contents:
 
     segments: list[seg.Segment] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
+    authors: list[Author] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     known: int = 0
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -73,6 +76,7 @@ class Contents:
         return Contents(
             segments=list(self.segments),
             shown=list(self.shown),
+            authors=list(self.authors),
             marks=list(self.marks),
             known=self.known,
             messages=[dict(message) for message in self.messages],
@@ -113,20 +117,20 @@ class Contents:
         else:
             self._add(seg.Content(text), text)
 
-    def add_content(self, text: str) -> None:
-        """Add a user's text."""
-        self._add(seg.Content(text), text)
+    def add_content(self, text: str, author: Author = PROGRAM) -> None:
+        """Add a user's text, or what is treated as such."""
+        self._add(seg.Content(text), text, author)
 
-    def add_choice(self, text: str) -> None:
+    def add_choice(self, text: str, call: Call | None = None) -> None:
         """Add a choice, as the text that it was scored as."""
-        self._add(seg.Text(text), text)
+        self._add(seg.Text(text), text, Author("choice", call))
 
-    def add_answer(self, answer: Answer) -> None:
+    def add_answer(self, answer: Answer, author: Author) -> None:
         """Add what a backend produced."""
         if self.origin is not None and len(self.segments) == self.origin.segments:
             self.healed = answer
         self.segments += answer.segments
-        self.shown.append(answer.text)
+        self._show(answer.text, author)
 
     def add_message(self, role: str, text: str) -> Callable[[], None]:
         """Add a whole message of content; what is returned takes it away again."""
@@ -140,6 +144,7 @@ class Contents:
             lists: tuple[list[Any], ...] = (self.segments, self.shown, self.marks, self.messages)
             for held, size in zip(lists, before, strict=True):
                 del held[size:]
+            del self.authors[len(self.shown) :]
             self.begun = begun
 
         return undo
@@ -184,6 +189,7 @@ class Contents:
         self.segments += branch.own_segments(len(self.segments))
         self.marks += [place + offset for place in branch.marks[origin.marks :]]
         self.shown += branch.shown[origin.shown :]
+        self.authors += branch.authors[origin.shown :]
         self.messages += branch.messages[origin.messages :]
         if branch.begun != origin.begun:
             self.role, self.begun = branch.role, branch.begun + offset
@@ -227,15 +233,19 @@ class Contents:
         if failures:
             self.unread[name] = failures[0]
 
-    def _add(self, segment: seg.Segment, text: str) -> None:
+    def _add(self, segment: seg.Segment, text: str, author: Author = PROGRAM) -> None:
         if text:
             self.segments.append(segment)
-            self.shown.append(text)
+            self._show(text, author)
 
     def _add_mark(self, mark: seg.Role) -> None:
         self.marks.append(len(self.shown))
         self.segments.append(mark)
-        self.shown.append("")
+        self._show("", Author("template", mark=f"{mark.role} {mark.at}s"))
+
+    def _show(self, text: str, author: Author) -> None:
+        self.shown.append(text)
+        self.authors.append(author)
 
     def _ends_with_begin(self) -> bool:
         last = self.segments[-1] if self.segments else None

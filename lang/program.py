@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
 from boughs.lang import loop
 from boughs.lang.arguments import Arguments
 from boughs.lang.backend import Backend, Host
-from boughs.lang.batch import OnResult, run_batch
+from boughs.lang.batch import OnResult, Results, ResultStream, run_batch
 from boughs.lang.current import inside_program, resolve
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.execution import Execution
@@ -118,7 +118,7 @@ class Program:
         return_exceptions: bool = False,
         on_result: OnResult | None = None,
         **options: Any,
-    ) -> list[Any] | Iterator[Any]:
+    ) -> Results | ResultStream:
         """Run the program once for each item.
 
         Args:
@@ -126,14 +126,17 @@ class Program:
             backend: Who runs the requests.
             num_threads: How many programs run at the same time; by default 96, or 16 for each
                 core if that is more.
-            progress_bar: Show how far it is, with tokens a second and what the cache had.
+            progress_bar: Show how far it is on standard error, with tokens a second, the share of
+                prompt tokens that the cache had, and failures; where that is no terminal, one line
+                at the end.
             generator_style: Yield the states in the order of the items, as they come.
             return_exceptions: Put an item's error into its place instead of raising it.
             on_result: Called in the calling thread with (index, state or error) as each ends.
             options: Defaults for every `gen`, as for `run`.
 
         Returns:
-            The states, in order.
+            The states, in order: a list, or with `generator_style` an iterator. Its `usage` is
+            what all items cost, those that failed among them.
 
         Raises:
             TypeError: An item does not fit the program; nothing was run.

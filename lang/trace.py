@@ -20,7 +20,7 @@ from boughs.lang.reasoning import SUFFIX
 from boughs.lang.requests import GenerateRequest, ScoreRequest
 from boughs.lang.results import Chunk, Scores
 from boughs.lang.running import Run
-from boughs.lang.segments import Role, Text
+from boughs.lang.segments import Role
 
 MAX_STATEMENTS = 10_000
 
@@ -145,8 +145,7 @@ class _Tracer(Executor):
         """Do nothing: there is no cache."""
 
     def _answer(self, name: str | None, text: str, value: Any) -> None:
-        self.contents.segments.append(Text(text))
-        self.contents.shown.append(text)
+        self.contents.add_choice(text)
         if name is not None:
             self.contents.set(name, value, {})
 
