@@ -105,3 +105,4 @@ class Author:
 
 
 PROGRAM = Author("program")
+MODEL = Author("model")

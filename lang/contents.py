@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from boughs.lang import segments as seg
-from boughs.lang.call import PROGRAM, Author, Call
+from boughs.lang.call import MODEL, PROGRAM, Author, Call
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.failure import Failure
 from boughs.lang.results import Answer
@@ -125,7 +125,7 @@ class Contents:
         """Add a choice, as the text that it was scored as."""
         self._add(seg.Text(text), text, Author("choice", call))
 
-    def add_answer(self, answer: Answer, author: Author) -> None:
+    def add_answer(self, answer: Answer, author: Author = MODEL) -> None:
         """Add what a backend produced."""
         if self.origin is not None and len(self.segments) == self.origin.segments:
             self.healed = answer

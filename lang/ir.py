@@ -224,7 +224,8 @@ class Gen(Node):
         """It does, if all of it is the variable's."""
         return self.reasoning is None
 
-    def __str__(self) -> str:
+    def arguments(self) -> dict[str, Any]:
+        """What the program gave beside the name."""
         given = {**self.sampling, **self.options}
         if self.dtype is not None:  # in place of the regex and stop that it stands for
             given = {**given, "dtype": self.dtype.__name__}
@@ -233,7 +234,10 @@ class Gen(Node):
         if self.kind is not None:
             given = {key: value for key, value in given.items() if key not in self.kind.sampling}
             given["type"] = self.kind.name
-        return _call("gen", self.name, given)
+        return given
+
+    def __str__(self) -> str:
+        return _call("gen", self.name, self.arguments())
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from boughs.lang.current import inside_program, resolve
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.execution import Execution
 from boughs.lang.executor import Executor
+from boughs.lang.graph import Graph
 from boughs.lang.ir import Expression, Target
 from boughs.lang.parameters import RUN_PARAMETERS, Defaults, Given
 from boughs.lang.running import Run
@@ -182,6 +183,14 @@ class Program:
         """
         given = self._arguments.bind_placeholders(self._bound, args, kwargs)
         return trace(self._name, self.func, given.args, given.kwargs)
+
+    def graph(self, *args: Any, **kwargs: Any) -> Graph:
+        """The program drawn as a graph, without a backend: of `trace`, for the same arguments.
+
+        Raises:
+            InvalidRequest: As of `trace`.
+        """
+        return Graph.of(self.trace(*args, **kwargs))
 
     # ---- composition ----
 

@@ -32,7 +32,7 @@ class Usage:
             for several of them (or for several choices of one) counts for each. 0 from a backend
             that does not tell.
         seconds: The time that the requests took, added up: those of branches that ran at the same
-            time count each.
+            time count each. Two usages are equal whatever their times.
         spec_hits: Gens that an API model had written already (`num_api_spec_tokens`), at no cost.
         spec_misses: Gens before which it had written on, but something else.
     """
@@ -43,7 +43,7 @@ class Usage:
     requests: int = 0
     forced_tokens: int = 0
     forward_steps: int = 0
-    seconds: float = field(default=0.0, repr=False)
+    seconds: float = field(default=0.0, repr=False, compare=False)
     spec_hits: int = field(default=0, repr=False)
     spec_misses: int = field(default=0, repr=False)
 

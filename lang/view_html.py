@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from html import escape
 
 from boughs.lang.view import Branches, Fault, Request, Span, StateTrace
-from boughs.lang.view_text import COLUMNS, LEGEND, figures, rows, short_label, visible
+from boughs.lang.view_text import COLUMNS, LEGEND, figures, rows, short_label
+from boughs.lang.visible import visible
 
 _STYLE = """
 .boughs-trace {

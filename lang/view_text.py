@@ -15,6 +15,7 @@ from rich.text import Text
 
 from boughs.lang.usage import Usage
 from boughs.lang.view import Branches, Fault, Span, StateTrace, Writer
+from boughs.lang.visible import visible
 
 STYLES: dict[Writer, str] = {
     "program": "",
@@ -39,15 +40,6 @@ LEGEND: dict[Writer, str] = {
     "forced": "forced by a grammar",
     "choice": "chosen",
 }
-
-_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-_CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-_CONTROLS |= dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
-
-
-def visible(text: str) -> str:
-    """A text that can be shown: control characters as their pictures, no lone surrogates."""
-    return text.translate(_CONTROLS)
 
 
 def figures(usage: Usage, seconds: float) -> str:
