@@ -67,23 +67,25 @@ class Call:
 
     def end(self, *, failed: bool = False) -> None:
         """All answers are in `answers`, or none will come any more."""
-        self.seconds = time.perf_counter() - self.began
+        seconds = time.perf_counter() - self.began
         ordered = [self.answers[index] for index in sorted(self.answers)]
-        self.usage = Usage.of_answers(ordered, self.seconds)
+        self.usage = Usage.of_answers(ordered, seconds)
         self.failed, self.choices = failed, max(len(ordered), 1)
         if ordered:
             first = ordered[0]
             self.text, self.finish = first.text, None if first.finish is None else first.finish.type
             self.token_chars = first.token_chars or ()
             self.forced_at = first.forced_at or ()
+        self.seconds = seconds  # from here on others read what is above
         self.answers = {}
 
     def end_select(self, scores: Scores | None) -> None:
         """The choices are scored; None: they will not be."""
-        self.seconds = time.perf_counter() - self.began
+        seconds = time.perf_counter() - self.began
         self.failed = scores is None
         if scores is not None:
-            self.usage = Usage.of_scores(scores, self.seconds)
+            self.usage = Usage.of_scores(scores, seconds)
+        self.seconds = seconds
 
 
 Writer = Literal["program", "template", "model", "choice"]

@@ -57,7 +57,7 @@ class Executor:
         if branch:
             label += ", branch " + ".".join(map(str, branch))
         self.backlog = Backlog(label, held=held)
-        self.journal = Journal(label, self.contents)
+        self.journal = Journal(self.backlog, self.contents)
         self.text_stream: Stream[str] = Stream()
         self._text_wanted = False
         self._emitted = 0  # pieces of the contents' text that the stream has
@@ -100,8 +100,8 @@ class Executor:
 
     def end(self) -> None:
         """Say that the program puts nothing into this state any more."""
-        self.backlog.end()
         self.journal.end()
+        self.backlog.end()
         if self._text_wanted and self.backlog.failure is None:
             self.render()
 
@@ -110,9 +110,11 @@ class Executor:
 
         `own` says that the failure is that of one of its statements.
         """
+        if own:
+            self.journal.own_failure = failure
         if not self.backlog.fail(failure):
             return
-        self.journal.fail(failure, own=own)
+        self.journal.end()
         self.text_stream.close(failure.make)
         for child in self._children:
             if child.backlog.held:

@@ -127,6 +127,9 @@ class Graph:
         return self.svg()
 
 
+_MADE = ir.Gen | ir.Select | ir.ScopeEnd  # what makes a variable of what a model writes
+
+
 class _Drawing:
     """A graph while it is made."""
 
@@ -190,7 +193,7 @@ class _Drawing:
 
     def _node(self, node: ir.Node, like: Node) -> Node:
         kind, title, details = _described(node)
-        looked_at = node.variable in self._looked_at and isinstance(node, ir.Gen | ir.Select)
+        looked_at = node.variable in self._looked_at and isinstance(node, _MADE)
         return replace(like, kind=kind, title=title, details=details, looked_at=looked_at)
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from boughs.lang.backlog import Backlog
 from boughs.lang.call import Author, Call, CallKind
 from boughs.lang.contents import Contents
 from boughs.lang.failure import Failure
@@ -36,7 +37,7 @@ class Journal:
     """What happened in one state so far.
 
     Args:
-        label: What errors call the state.
+        backlog: The state's.
         contents: The state's.
 
     Attributes:
@@ -44,18 +45,16 @@ class Journal:
         ended: When nothing could be added any more; None until then.
         calls: Its requests, in order.
         forks: Where branches began, in order.
-        failure: What ended it early.
-        owns_failure: Whether that was a statement of its own.
+        own_failure: That of a statement of its own.
     """
 
-    def __init__(self, label: str, contents: Contents) -> None:
-        self.label = label
+    def __init__(self, backlog: Backlog, contents: Contents) -> None:
+        self._backlog = backlog
         self.began = time.perf_counter()
         self.ended: float | None = None
         self.calls: list[Call] = []
         self.forks: list[Forked] = []
-        self.failure: Failure | None = None
-        self.owns_failure = False
+        self.own_failure: Failure | None = None
         self._contents: Contents | None = contents
         self._kept: tuple[list[str], list[Author]] = ([], [])
         self._start = 0
@@ -77,19 +76,15 @@ class Journal:
 
     def join(self, branches: Sequence[Journal], mode: str) -> None:
         """Note that these branches were joined."""
-        for forked in self.forks:
+        for forked in reversed(self.forks):
             if forked.branches == tuple(branches):
                 forked.joined = mode
+                return
 
     def end(self) -> None:
         """Nothing more will be added."""
         if self.ended is None:
             self.ended = time.perf_counter()
-
-    def fail(self, failure: Failure, *, own: bool) -> None:
-        """Note what ended the state early."""
-        self.failure, self.owns_failure = failure, own
-        self.end()
 
     def seal(self) -> None:
         """Keep the branch's own text, and let go of what else its contents hold."""
@@ -111,6 +106,21 @@ class Journal:
         if self._contents is None:
             return self._start
         return 0 if self._contents.origin is None else self._contents.origin.shown
+
+    @property
+    def label(self) -> str:
+        """What errors call the state."""
+        return self._backlog.label
+
+    @property
+    def failure(self) -> Failure | None:
+        """What ended it early."""
+        return self._backlog.failure
+
+    @property
+    def owns_failure(self) -> bool:
+        """Whether that was a statement of its own."""
+        return self.own_failure is not None and self.own_failure is self.failure
 
     @property
     def seconds(self) -> float:

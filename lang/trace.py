@@ -178,6 +178,14 @@ class _Tracer(Executor):
             even = 1 / len(node.choices)
             self.contents.probs[node.name] = dict.fromkeys(node.choices, even)
 
+    async def run_scope_end(self, node: ir.ScopeEnd) -> None:
+        """Set a variable to a text, of which a model would write a part."""
+        authors = self.contents.authors[self.contents.scopes[node.name] :]
+        await super().run_scope_end(node)
+        if any(author.writer == "choice" for author in authors):
+            text = self.contents.variables[node.name]
+            self.contents.set(node.name, self._placeholder(node.name, text))
+
     async def run_pin(self, _node: ir.Pin) -> None:
         """Do nothing: there is no cache."""
 

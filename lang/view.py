@@ -37,7 +37,7 @@ class Request:
         name: The variable that it made, if any.
         text: Of the first choice, so far.
         usage: What it cost so far.
-        begin: Seconds from the begin of the run.
+        begin: Seconds from the begin of the state that the trace was asked of.
         choices: How many answers there were.
         finish: Why the first one ended; None while it runs, and of a select.
         probs: How likely each choice of a select was, where the backend scores.
@@ -203,7 +203,7 @@ class _Looker:
     """Makes the states of one trace.
 
     Args:
-        began: When the run began.
+        began: When the state began that the trace was asked of.
     """
 
     began: float

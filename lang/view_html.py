@@ -5,11 +5,11 @@ All text is escaped, whoever wrote it. This module knows traces, and nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from html import escape
 
 from boughs.lang.view import Branches, Fault, Request, Span, StateTrace
-from boughs.lang.view_text import COLUMNS, LEGEND, figures, rows, short_label
+from boughs.lang.view_text import LEGEND, NUMBERS, figures, short_label, table_of
 from boughs.lang.visible import visible
 
 _STYLE = """
@@ -107,20 +107,17 @@ def _told(request: Request) -> str:
     return "\n".join(lines)
 
 
-def _table(trace: StateTrace) -> Iterable[str]:
+def _table(trace: StateTrace) -> Iterator[str]:
+    columns, rows = table_of(trace)
+    classes = [' class="number"' if name in NUMBERS else "" for name in columns]
     yield "<table><tr>"
-    for at, name in enumerate(COLUMNS):
-        yield f"<th{_aligned(at)}>{name}</th>"
+    yield from (f"<th{c}>{name}</th>" for c, name in zip(classes, columns, strict=True))
     yield "</tr>\n"
-    for cells in rows(trace):
+    for cells in rows:
         yield "<tr>"
-        yield from (f"<td{_aligned(at)}>{_escaped(cell)}</td>" for at, cell in enumerate(cells))
+        yield from (f"<td{c}>{_escaped(cell)}</td>" for c, cell in zip(classes, cells, strict=True))
         yield "</tr>\n"
     yield "</table>"
-
-
-def _aligned(column: int) -> str:
-    return ' class="number"' if 2 <= column < 8 else ""
 
 
 def _escaped(text: str) -> str:

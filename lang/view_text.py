@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from boughs.lang.usage import Usage
-from boughs.lang.view import Branches, Fault, Span, StateTrace, Writer
+from boughs.lang.view import Branches, Fault, Request, Span, StateTrace, Writer
 from boughs.lang.visible import visible
 
 STYLES: dict[Writer, str] = {
@@ -59,22 +59,19 @@ def short_label(state: StateTrace) -> str:
     return state.label.rpartition(", ")[2]
 
 
-def rows(trace: StateTrace) -> Iterable[tuple[str, ...]]:
-    """The requests of a state and its branches, as `COLUMNS` has them; at last their sum."""
+COLUMNS = ("request", "where", "prompt", "cached", "made", "forced", "steps", "seconds", "end")
+NUMBERS = frozenset(COLUMNS[2:8])
+
+
+def table_of(trace: StateTrace) -> tuple[list[str], list[list[str]]]:
+    """The columns, and the requests of a state and its branches in rows; at last their sum."""
+    rows = []
     for state in trace.walk():
         where = "" if state is trace else short_label(state)
-        for request in state.requests:
-            what = request.kind if request.name is None else f"{request.kind} {request.name}"
-            if request.choices > 1:
-                what += f" (n={request.choices})"
-            end = "failed" if request.failed else request.finish or ""
-            if request.probs is not None:
-                end = f"{max(request.probs.values()):.0%} sure"
-            yield (what, where, *_numbers(request.usage), end)
-    yield ("total", "", *_numbers(trace.usage), "")
-
-
-COLUMNS = ("request", "where", "prompt", "cached", "made", "forced", "steps", "seconds", "end")
+        rows += [[_what(r), where, *_numbers(r.usage), _end(r)] for r in state.requests]
+    rows.append(["total", "", *_numbers(trace.usage), ""])
+    shown = [at for at, name in enumerate(COLUMNS) if name != "where" or trace.branches]
+    return [COLUMNS[at] for at in shown], [[row[at] for at in shown] for row in rows]
 
 
 def drawn(trace: StateTrace, *, marked: bool) -> RenderableType:
@@ -92,25 +89,27 @@ def drawn(trace: StateTrace, *, marked: bool) -> RenderableType:
     legend.rstrip()
     line = Text(figures(trace.usage, trace.seconds))
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for at, name in enumerate(COLUMNS):
-        if 2 <= at < 8:
+    columns, rows = table_of(trace)
+    for name in columns:
+        if name in NUMBERS:
             table.add_column(name, justify="right", no_wrap=True)
         else:
             table.add_column(name, overflow="fold")
-    for cells in rows(trace):
+    for cells in rows:
         table.add_row(*(Text(visible(cell)) for cell in cells))
     return Group(head, line, legend, Text(), *_body(trace, marked=marked), Text(), table)
 
 
 def plain(trace: StateTrace) -> str:
-    """A trace without colours, as wide as its figures need."""
+    """A trace without colours."""
     console = Console(file=io.StringIO(), width=120, color_system=None, force_jupyter=False)
     return _captured(console, trace)
 
 
 def shown(trace: StateTrace) -> str:
     """A trace as standard output can show it."""
-    return _captured(Console(force_jupyter=False), trace)
+    console = Console(force_jupyter=False)
+    return _captured(console, trace) if console.is_terminal else plain(trace)
 
 
 def _captured(console: Console, trace: StateTrace) -> str:
@@ -177,6 +176,17 @@ def _numbers(usage: Usage) -> tuple[str, ...]:
         str(usage.forward_steps),
         f"{usage.seconds:.3f}",
     )
+
+
+def _what(request: Request) -> str:
+    what = request.kind if request.name is None else f"{request.kind} {request.name}"
+    return what if request.choices == 1 else f"{what} (n={request.choices})"
+
+
+def _end(request: Request) -> str:
+    if request.probs is not None:
+        return f"{max(request.probs.values()):.0%} sure"
+    return "failed" if request.failed else request.finish or ""
 
 
 def _many(count: int, noun: str) -> str:

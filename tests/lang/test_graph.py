@@ -208,6 +208,8 @@ LOOKING = {
     "an enum": (lambda s: s["colour"] is Colour.RED, True),
     "of many": (lambda s: s["many"][1] == "a", True),
     "of branches": (lambda s: "a" in s["b"], True),
+    "a scope": (lambda s: "x" in s["scope"], True),
+    "a scope of its own": (lambda s: "x" in s["mine"], False),
     "probabilities": (lambda s: s.choice_probs("pick")["a"] > 0.5, True),
     "adds": (lambda s: s.__iadd__("again: " + s["x"] + f"{s['x']}"), False),
     "adds alone": (lambda s: s.__iadd__(s["x"]), False),
@@ -228,6 +230,10 @@ def test_a_program_that_looks_at_what_a_model_writes_is_told(how):
         s += boughs.gen("many", n=2) + boughs.select("pick", choices=["a", "b"])
         s += boughs.select("colour", choices=Colour)
         s["own"] = "mine"
+        with s.var_scope("scope"):
+            s += "The " + boughs.gen("inner")
+        with s.var_scope("mine"):
+            s += "own"
         branches = s.fork(2)
         branches += boughs.gen("b")
         branches.join()

@@ -302,17 +302,20 @@ def test_errors_stand_where_they_happened():
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_error_of_the_body_is_the_states(is_async):
+    seen = []
+
     def body(s):
         s += "a" + boughs.gen("x")
         s.fork(1)[0].user("b")
+        seen.append(s)
         raise KeyError("mine")
 
     async def coroutine(s):
         body(s)
 
-    state = boughs.function(coroutine if is_async else body).run(backend=MockBackend(), stream=True)
-    assert isinstance(state.error(), KeyError)
-    trace = state.trace()
+    with pytest.raises(KeyError):
+        boughs.function(coroutine if is_async else body).run(backend=MockBackend())
+    trace = seen[0].trace()
     assert trace.status == "failed"
     assert "KeyError: 'mine'" in trace.parts[-1].message
     for branch in trace.branches:
