@@ -35,7 +35,7 @@ class Progress:
         self._done = self._failed = 0
         self._console = Console(stderr=True)
         self._bar: rich.Progress | None = None
-        if self._console.is_terminal:
+        if self._console.is_interactive:  # a terminal, and no dumb one
             self._bar = rich.Progress(
                 rich.TextColumn("{task.description}", markup=False),
                 rich.BarColumn(),
