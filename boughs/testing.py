@@ -13,10 +13,10 @@
     assert state["food"] == "Baguettes"
     assert "France" in backend.calls[0].text
 
-A token is a character, roles are rendered as ChatML, and what two prompts share counts as cached,
-as with the real runtime. Stops, limits, grammars and forbidden tokens are not applied: what a
-test says is what the program gets; `Cut("{")` is a text that a limit cut. Time-outs are kept.
-This module knows no model and no engine.
+A token is a character and takes a step, roles are rendered as ChatML, and what two prompts share
+counts as cached, as with the real runtime. Stops, limits, grammars and forbidden tokens are not
+applied: what a test says is what the program gets; `Cut("{")` is a text that a limit cut. Time-outs
+are kept. This module knows no model and no engine.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class MockBackend:
             ],
             prompt_tokens=len(call.text),
             cached_tokens=cached,
+            forward_steps=1,
             rendered=[chatml(segment) for segment in segments if isinstance(segment, Role)],
         )
 
@@ -198,6 +199,7 @@ class MockBackend:
                 index=index,
                 prompt_tokens=len(call.text),
                 completion_tokens=at + len(piece),
+                forward_steps=max(at + len(piece), 1),
             )
             if request.return_logprob:
                 chunk.logprobs = _logprobs(piece, request)
@@ -208,6 +210,7 @@ class MockBackend:
                     chunk.prompt_logprobs = _logprobs(given, request)
             if last:
                 chunk.segments = [Ids(list(map(ord, text)))] if text else []
+                chunk.token_chars, chunk.forced_at = [1] * len(text), []
                 cut = isinstance(text, Cut) or not text
                 chunk.finish = Finish("length", length=len(text)) if cut else Finish("stop")
             yield chunk

@@ -11,7 +11,7 @@ import contextvars
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from boughs.lang.execution import Execution
 from boughs.lang.pool import most_threads
 from boughs.lang.progress import Progress
 from boughs.lang.state import ProgramState
+from boughs.lang.usage import Usage
 
 Outcome = ProgramState | BaseException
 OnResult = Callable[[int, Outcome], object]
@@ -39,20 +40,55 @@ def run_batch(
     generator_style: bool = False,
     return_exceptions: bool = False,
     on_result: OnResult | None = None,
-) -> list[Any] | Iterator[Any]:
+) -> Results | ResultStream:
     """Run `prepare(item)` for each item. `Program.run_batch` says what the arguments mean."""
     if loop.on_loop():
         raise InvalidRequest("run_batch blocks; in an async program gather `run_async` calls")
     batch = _Batch(items, prepare, name, _width(num_threads, len(items)))
     results = _ordered(batch, on_result, progress_bar, return_exceptions, generator_style)
     if generator_style:
-        return results
-    outcomes = list(results)
+        return ResultStream(results, batch.usage)
+    outcomes = Results(results)
+    outcomes.usage = batch.usage()
     if not return_exceptions:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
     return outcomes
+
+
+class Results(list[Any]):
+    """The states of a batch, in the order of its items, or errors in their places.
+
+    Attributes:
+        usage: What all items cost, those that failed among them.
+    """
+
+    usage: Usage
+
+
+class ResultStream(Iterator[Any]):
+    """The states of a batch as they come, in the order of its items.
+
+    Nothing runs before the first is asked for. Leaving it early (`close`, or the end of a loop that
+    was broken off) cancels what runs.
+    """
+
+    def __init__(self, results: Generator[Outcome, None, None], usage: Callable[[], Usage]) -> None:
+        self._results = results
+        self._usage = usage
+
+    def __next__(self) -> Any:
+        return next(self._results)
+
+    @property
+    def usage(self) -> Usage:
+        """What the items have cost so far, those that run or failed among them."""
+        return self._usage()
+
+    def close(self) -> None:
+        """Cancel what runs, and end."""
+        self._results.close()
 
 
 def _ordered(
@@ -61,18 +97,20 @@ def _ordered(
     progress_bar: bool,
     return_exceptions: bool,
     generator_style: bool,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """The outcomes in the order of the items, as they come."""
     waiting: dict[int, Outcome] = {}
-    ahead = max(AHEAD, 2 * batch.width) if generator_style else len(batch.items)
-    with batch, Progress(batch.name, len(batch.items)) if progress_bar else nullcontext() as bar:
+    count = len(batch.items)
+    ahead = max(AHEAD, 2 * batch.width) if generator_style else count
+    shown = Progress(batch.name, count, batch.usage) if progress_bar else nullcontext()
+    with batch, shown as bar:
         batch.allow(ahead)
-        for at in range(len(batch.items)):
+        for at in range(count):
             while at not in waiting:
                 i, outcome = batch.next()
                 waiting[i] = outcome
                 if bar is not None:
-                    bar.add(outcome)
+                    bar.add(failed=isinstance(outcome, BaseException))
                 if on_result is not None:
                     on_result(i, outcome)
             outcome = waiting.pop(at)
@@ -100,6 +138,8 @@ class _Batch:
         self._allowed = threading.Semaphore(0)
         self._results: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
         self._running: set[Execution] = set()
+        self._spent = Usage()  # of those that have ended
+        self._lock = threading.Lock()
         self._stopped = False
         self._context = contextvars.copy_context()
 
@@ -115,7 +155,7 @@ class _Batch:
     def __exit__(self, *_: object) -> None:
         self._stopped = True
         self.allow(self.width)
-        for execution in tuple(self._running):
+        for execution in self._begun():
             execution.cancel()
 
     def allow(self, count: int) -> None:
@@ -125,7 +165,21 @@ class _Batch:
 
     def next(self) -> tuple[int, Outcome]:
         """The next item that has ended, and what became of it."""
-        return self._results.get()
+        while True:
+            try:
+                return self._results.get(timeout=loop.WAKE_SECONDS)
+            except queue.Empty:
+                pass  # an interrupt is raised here
+
+    def usage(self) -> Usage:
+        """What the items have cost so far; from any thread."""
+        with self._lock:
+            spent, running = self._spent, tuple(self._running)
+        return Usage.total((spent, *(execution.usage() for execution in running)))
+
+    def _begun(self) -> tuple[Execution, ...]:
+        with self._lock:
+            return tuple(self._running)
 
     def _work(self) -> None:
         while True:
@@ -139,13 +193,16 @@ class _Batch:
     def _run(self, i: int) -> Outcome:
         try:
             execution = self._prepare(self.items[i])
-            self._running.add(execution)
+            with self._lock:
+                self._running.add(execution)
             try:
                 if self._stopped:
                     execution.cancel()
                 return execution.execute()
             finally:
-                self._running.discard(execution)
+                with self._lock:
+                    self._running.discard(execution)
+                    self._spent += execution.usage()
         except BaseException as error:  # noqa: BLE001 - it is the item's outcome
             return _placed(error, i)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from boughs.lang import segments as seg
+from boughs.lang.call import MODEL, PROGRAM, Author, Call
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.failure import Failure
 from boughs.lang.results import Answer
@@ -36,6 +37,7 @@ class Contents:
         segments: What a request is made of.
         shown: The text of what was added, piece by piece; a role mark's is empty until a backend
             rendered it.
+        authors: Who wrote each piece of `shown`.
         marks: The places of the role marks in `shown`.
         known: How many of the marks are rendered for good.
         messages: The messages that have ended, in OpenAI's form.
@@ -50,10 +52,12 @@ class Contents:
         scopes: Name to where it begins in `shown`, for open variable scopes.
         written: The variables set since the state began.
         origin: Where the branch began, if it is one.
+        healed: The answer that a branch began with: its tokens may spell text of before the fork.
     """
 
     segments: list[seg.Segment] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
+    authors: list[Author] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     known: int = 0
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -68,12 +72,14 @@ class Contents:
     scopes: dict[str, int] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
     origin: Origin | None = None
+    healed: Answer | None = None
 
     def copy(self) -> Contents:
         """What a branch begins with."""
         return Contents(
             segments=list(self.segments),
             shown=list(self.shown),
+            authors=list(self.authors),
             marks=list(self.marks),
             known=self.known,
             messages=[dict(message) for message in self.messages],
@@ -115,9 +121,9 @@ class Contents:
         else:
             self._add(seg.Content(text), text)
 
-    def add_content(self, text: str) -> None:
-        """Add a user's text."""
-        self._add(seg.Content(text), text)
+    def add_content(self, text: str, author: Author = PROGRAM) -> None:
+        """Add a user's text, or what is treated as such."""
+        self._add(seg.Content(text), text, author)
 
     def add_image(self, kind: str, data: bytes) -> None:
         """Add an image of a user.
@@ -131,16 +137,18 @@ class Contents:
         image = seg.Image(kind, base64.b64encode(data).decode())
         self.images[len(self.shown)] = image.url
         self.segments.append(image)
-        self.shown.append("")
+        self._show("", PROGRAM)
 
-    def add_choice(self, text: str) -> None:
+    def add_choice(self, text: str, call: Call | None = None) -> None:
         """Add a choice, as the text that it was scored as."""
-        self._add(seg.Text(text), text)
+        self._add(seg.Text(text), text, Author("choice", call))
 
-    def add_answer(self, answer: Answer) -> None:
+    def add_answer(self, answer: Answer, author: Author = MODEL) -> None:
         """Add what a backend produced."""
+        if self.origin is not None and len(self.segments) == self.origin.segments:
+            self.healed = answer
         self.segments += answer.segments
-        self.shown.append(answer.text)
+        self._show(answer.text, author)
 
     def add_message(self, role: str, text: str) -> Callable[[], None]:
         """Add a whole message of content; what is returned takes it away again."""
@@ -154,6 +162,7 @@ class Contents:
             lists: tuple[list[Any], ...] = (self.segments, self.shown, self.marks, self.messages)
             for held, size in zip(lists, before, strict=True):
                 del held[size:]
+            del self.authors[len(self.shown) :]
             self.begun = begun
 
         return undo
@@ -197,16 +206,31 @@ class Contents:
         origin = branch.origin
         assert origin is not None, "only branches are joined"
         offset = len(self.shown) - origin.shown
-        self.segments += branch.segments[origin.segments :]
+        self.segments += branch.own_segments(len(self.segments))
         self.marks += [place + offset for place in branch.marks[origin.marks :]]
         begun = (at for at in branch.images if at >= origin.shown)
         self.images.update({at + offset: branch.images[at] for at in begun})
         self.shown += branch.shown[origin.shown :]
+        self.authors += branch.authors[origin.shown :]
         self.messages += branch.messages[origin.messages :]
         if branch.begun != origin.begun:
             self.role, self.begun = branch.role, branch.begun + offset
         elif branch.role is None:
             self.role = None
+
+    def own_segments(self, at: int) -> list[seg.Segment]:
+        """What a branch holds beyond what it began with, to be put behind `at` segments.
+
+        Tokens that also spell the end of the text before the fork are given as text in any other
+        place.
+        """
+        assert self.origin is not None, "only branches are joined"
+        own = self.segments[self.origin.segments :]
+        first = own[0] if own else None
+        if at == self.origin.segments or not isinstance(first, seg.Ids) or not first.skip_bytes:
+            return own
+        assert self.healed is not None, "a fork begins with no text to be skipped"
+        return [seg.Text(self.healed.text), *own[len(self.healed.segments) :]]
 
     def set(self, name: str, value: Any, meta: Any = None) -> None:
         """Give a variable a value, with the meta info of the request that made it."""
@@ -245,15 +269,19 @@ class Contents:
                 parts.append({"type": "text", "text": self.shown[place]})
         return parts
 
-    def _add(self, segment: seg.Segment, text: str) -> None:
+    def _add(self, segment: seg.Segment, text: str, author: Author = PROGRAM) -> None:
         if text:
             self.segments.append(segment)
-            self.shown.append(text)
+            self._show(text, author)
 
     def _add_mark(self, mark: seg.Role) -> None:
         self.marks.append(len(self.shown))
         self.segments.append(mark)
-        self.shown.append("")
+        self._show("", Author("template", mark=f"{mark.role} {mark.at}s"))
+
+    def _show(self, text: str, author: Author) -> None:
+        self.shown.append(text)
+        self.authors.append(author)
 
     def _ends_with_begin(self) -> bool:
         last = self.segments[-1] if self.segments else None

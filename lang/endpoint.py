@@ -101,6 +101,8 @@ class RuntimeEndpoint:
         }
         if request.rid is not None:
             body["rid"] = request.rid
+        if request.heal:
+            body["heal"] = True
         if request.return_logprob:
             body["return_logprob"] = True
             body["logprob_start_len"] = request.logprob_start_len

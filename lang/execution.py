@@ -19,6 +19,7 @@ from boughs.lang.errors import RequestAborted, RequestTimeout
 from boughs.lang.executor import Executor
 from boughs.lang.pool import shared_pool
 from boughs.lang.state import ProgramState
+from boughs.lang.usage import Usage
 
 
 class Execution:
@@ -100,6 +101,10 @@ class Execution:
         name = f"boughs-{self._run.program}"
         threading.Thread(target=context.run, args=(self._quietly,), name=name, daemon=True).start()
         return self.state
+
+    def usage(self) -> Usage:
+        """What it has cost so far."""
+        return self.state.usage
 
     def cancel(self) -> None:
         """End the program early, from any thread."""

@@ -9,15 +9,15 @@ statement and read raises it again. This module knows no tokens and no HTTP.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncGenerator
 from typing import Self
 
 from boughs.lang import choices, ir
 from boughs.lang.abilities import Choosing, Seeing
-from boughs.lang.answers import put_answers
+from boughs.lang.answers import put_answers, put_choice
 from boughs.lang.backlog import Backlog
+from boughs.lang.call import Call, CallKind
 from boughs.lang.contents import Contents
 from boughs.lang.errors import (
     BackendError,
@@ -28,11 +28,12 @@ from boughs.lang.errors import (
     Unsupported,
 )
 from boughs.lang.failure import Failure
+from boughs.lang.journal import Journal
 from boughs.lang.loop import background_loop
 from boughs.lang.meta import meta_info
-from boughs.lang.parameters import LogprobOptions
+from boughs.lang.parameters import RequestOptions
 from boughs.lang.requests import GenerateRequest, PinRequest, ScoreRequest
-from boughs.lang.results import Answer, Chunk
+from boughs.lang.results import Answer, Chunk, Scores
 from boughs.lang.running import Run
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.waiting import Stream
@@ -57,6 +58,7 @@ class Executor:
         if branch:
             label += ", branch " + ".".join(map(str, branch))
         self.backlog = Backlog(label, held=held)
+        self.journal = Journal(self.backlog, self.contents)
         self.text_stream: Stream[str] = Stream()
         self._text_wanted = False
         self._emitted = 0  # pieces of the contents' text that the stream has
@@ -99,14 +101,21 @@ class Executor:
 
     def end(self) -> None:
         """Say that the program puts nothing into this state any more."""
+        self.journal.end()
         self.backlog.end()
         if self._text_wanted and self.backlog.failure is None:
             self.render()
 
-    def fail(self, failure: Failure) -> None:
-        """End this state early: abort its request, and wake everybody who waits."""
+    def fail(self, failure: Failure, *, own: bool = False) -> None:
+        """End this state early: abort its request, and wake everybody who waits.
+
+        `own` says that the failure is that of one of its statements.
+        """
+        if own:
+            self.journal.own_failure = failure
         if not self.backlog.fail(failure):
             return
+        self.journal.end()
         self.text_stream.close(failure.make)
         for child in self._children:
             if child.backlog.held:
@@ -126,6 +135,7 @@ class Executor:
     def begin(self, contents: Contents) -> None:
         """Give a branch what it begins with, and let it run."""
         self.contents = contents
+        self.journal.begin(contents)
         if self.backlog.release():
             self._spawn()
 
@@ -145,7 +155,7 @@ class Executor:
                 self.fail(branch.failure)
                 return
             except Exception as error:  # noqa: BLE001 - it reaches the reader
-                self.fail(Failure(error, self._where(entry.node)))
+                self.fail(Failure(error, self._where(entry.node)), own=True)
                 return
             if entry.stream is not None:
                 entry.stream.close()
@@ -200,33 +210,39 @@ class Executor:
     async def run_gen(self, node: ir.Gen) -> None:
         """Generate text and set its variable."""
         params = self.run.defaults.sampling(node.sampling)
-        options = self.run.defaults.logprobs(node.logprobs)
-        began = time.perf_counter()
+        options = self.run.defaults.options(node.options)
         self._apart = node.reasoning is not None
-        answers = await self._generate(params, options)
-        seconds = time.perf_counter() - began
+        call, answers = await self._generate(params, options, node)
         if len(answers) != params.n:
             raise BackendError(f"{params.n} choices were asked for, and {len(answers)} came")
         metas = [
-            meta_info(a, return_text=options.return_text_in_logprobs, e2e_latency=seconds)
+            meta_info(a, return_text=options.return_text_in_logprobs, e2e_latency=call.seconds)
             for a in answers
         ]
         streamed = self._emitted == len(self.contents.shown) and not self._held_back
-        put_answers(self.contents, node, answers, metas, self._where(node))
+        put_answers(self.contents, node, answers, metas, call=call, where=self._where(node))
         self._emitted += streamed and not self._apart
 
     async def run_select(self, node: ir.Select) -> None:
         """Score the choices, decide, and add the decision."""
         self._rid = uuid.uuid4().hex
-        texts = list(node.choices)
         request = ScoreRequest(
             prompt=self.contents.prompt(),
-            choices=texts,
+            choices=list(node.choices),
             unconditional=node.method.requires_unconditional_logprobs,
             rid=self._rid,
             cache_salt=node.cache_salt or self.run.defaults.cache_salt,
             priority=self.run.defaults.priority,
         )
+        call = self.journal.call("select", node.name, self._rid)
+        scores: Scores | None = None
+        try:
+            scores = await self._score(node, request)
+        finally:
+            call.end_select(scores)
+        put_choice(self.contents, node, scores, call)
+
+    async def _score(self, node: ir.Select, request: ScoreRequest) -> Scores:
         seconds = self.run.defaults.timeout
         score = self._backend.score
         if type(node.method) is choices.TokenLengthNormalized and isinstance(
@@ -234,31 +250,11 @@ class Executor:
         ):
             score = self._backend.choose  # the default method needs a choice, and no numbers
         try:
-            scores = await asyncio.wait_for(score(request), seconds)
+            return await asyncio.wait_for(score(request), seconds)
         except TimeoutError as error:
             if isinstance(error, BoughsError):
                 raise
             raise RequestTimeout(f"timeout: no decision within {seconds:g} s") from None
-        self.run.usage.add_scores(scores)
-        self.contents.render(scores.rendered or ())
-        decision = choices.decide(node.method, texts, scores)
-        self.contents.add_choice(decision.decision)
-        if node.name is None:
-            return
-        meta = {
-            "id": self._rid,
-            "prompt_tokens": scores.prompt_tokens,
-            "completion_tokens": scores.completion_tokens,
-            "cached_tokens": scores.cached_tokens,
-            **(scores.extra or {}),
-            **(decision.meta_info or {}),
-        }
-        value = decision.decision
-        self.contents.set(node.name, node.values[value] if node.values else value, meta)
-        if node.values:
-            self.contents.raws[node.name] = value
-        if scores.chosen is None:
-            self.contents.probs[node.name] = choices.probabilities(texts, scores)
 
     async def run_set(self, node: ir.SetVariable) -> None:
         """Set a variable."""
@@ -278,6 +274,7 @@ class Executor:
         """Compute what the branches share once, then let them begin."""
         if self.contents.segments and len(node.branches) > 1:
             await self._prefill()
+        self.journal.fork(len(self.contents.shown), [branch.journal for branch in node.branches])
         for branch in node.branches:
             branch.begin(self.contents.copy())
 
@@ -295,6 +292,7 @@ class Executor:
                 self.contents.append_from(contents)
         for name in dict.fromkeys(name for contents in held for name in contents.written):
             self.contents.gather(name, held)
+        self.journal.join([branch.journal for branch, _ in node.branches], node.mode)
 
     async def run_pin(self, node: ir.Pin) -> None:
         """Have the backend keep what the state holds, until the run ends."""
@@ -320,11 +318,15 @@ class Executor:
             await self._prefill()
 
     async def _prefill(self) -> None:
-        await self._generate(self.run.defaults.prefill(), LogprobOptions())
+        await self._generate(self.run.defaults.prefill(), RequestOptions())
 
-    async def _generate(self, params: SamplingParams, options: LogprobOptions) -> list[Answer]:
+    async def _generate(
+        self, params: SamplingParams, options: RequestOptions, node: ir.Gen | None = None
+    ) -> tuple[Call, list[Answer]]:
         """Ask the backend to continue this state, and stream what comes to the readers."""
         self._rid = uuid.uuid4().hex
+        kind: CallKind = "prefill" if node is None else "gen"
+        call = self.journal.call(kind, None if node is None else node.name, self._rid)
         self._held_back = ""
         self._prefills = params.max_new_tokens == 0
         request = GenerateRequest(
@@ -335,8 +337,9 @@ class Executor:
             logprob_start_len=options.logprob_start_len,
             top_logprobs_num=options.top_logprobs_num,
             token_ids_logprob=options.token_ids_logprob,
+            heal=options.heal,
         )
-        answers: dict[int, Answer] = {}
+        answers, failed = call.answers, True
         chunks = self._backend.generate(request)
         try:
             async for chunk in chunks:
@@ -346,10 +349,13 @@ class Executor:
                 answer.add(chunk)
                 if chunk.index == 0:
                     self._pass_on(chunk)
+            ordered = self._checked(answers)
+            failed = False
         finally:
+            call.end(failed=failed)
             if isinstance(chunks, AsyncGenerator):
                 await chunks.aclose()
-        return self._checked(answers)
+        return call, ordered
 
     def _pass_on(self, chunk: Chunk) -> None:
         """Give a chunk to the readers; text waits for the role marks before it to be rendered."""
@@ -364,7 +370,8 @@ class Executor:
             self.text_stream.append(self._held_back)
             self._held_back = ""
 
-    def _checked(self, answers: dict[int, Answer]) -> list[Answer]:
+    @staticmethod
+    def _checked(answers: dict[int, Answer]) -> list[Answer]:
         """The answers in order, all of them ended as they should."""
         ordered = [answers[index] for index in sorted(answers)]
         if not ordered:
@@ -374,7 +381,6 @@ class Executor:
                 raise BackendError("the answer ended without a finish reason")
             if answer.finish.type == "abort":
                 raise RequestAborted(answer.finish.message or "the request was aborted")
-        self.run.usage.add(ordered)
         return ordered
 
     def _flush(self) -> None:

@@ -224,7 +224,7 @@ class Gen(Node):
     Attributes:
         name: The variable that holds it, if any.
         sampling: Validated fields of `SamplingParams`, only those that the program gave.
-        logprobs: Validated fields of `LogprobOptions`, only those that the program gave.
+        options: Validated fields of `RequestOptions`, only those that the program gave.
         dtype: The Python type whose text is generated, if one was given.
         kind: How the variable's value is read from the text, if a type was given.
         keeps_errors: Whether the error that there is no value is the value.
@@ -234,7 +234,7 @@ class Gen(Node):
 
     name: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    logprobs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     dtype: type | None = None
     kind: Typed | None = None
     keeps_errors: bool = False
@@ -260,8 +260,9 @@ class Gen(Node):
         """It does, if parts of it are variables too."""
         return self.parts is not None
 
-    def __str__(self) -> str:
-        given = {**self.sampling, **self.logprobs}
+    def arguments(self) -> dict[str, Any]:
+        """What the program gave beside the name."""
+        given = {**self.sampling, **self.options}
         if self.dtype is not None:  # in place of the regex and stop that it stands for
             given = {**given, "dtype": self.dtype.__name__}
             del given["regex"]
@@ -269,7 +270,10 @@ class Gen(Node):
         if self.kind is not None:
             given = {key: value for key, value in given.items() if key not in self.kind.sampling}
             given["type"] = self.kind.name
-        return _call("gen", self.name, given)
+        return given
+
+    def __str__(self) -> str:
+        return _call("gen", self.name, self.arguments())
 
 
 @dataclass(frozen=True, slots=True)

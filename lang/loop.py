@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -51,6 +51,20 @@ def on_loop() -> bool:
 def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     """Start `coroutine` on the loop from any thread."""
     return asyncio.run_coroutine_threadsafe(coroutine, background_loop())
+
+
+def call(function: Callable[[], T]) -> T:
+    """What `function`, which must not block, returns on the loop: nothing there changes meanwhile.
+
+    From any thread, the loop's own too.
+    """
+    if on_loop():
+        return function()
+
+    async def called() -> T:
+        return function()
+
+    return run(called())
 
 
 def run(coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:

@@ -24,7 +24,8 @@ def meta_info(
     Returns:
         `id, finish_reason` (None while the answer is unfinished), `prompt_tokens,
         completion_tokens, cached_tokens`, and `e2e_latency` if given. Of the completion tokens
-        `forced_tokens` were forced by a grammar, if any. With `best_of` or
+        `forced_tokens` were forced by a grammar, if any; `forward_steps` of the model computed
+        prompt and output, where the backend knows. With `best_of` or
         `beam_width` `cumulative_logprob`, with `best_of` `discarded_tokens` (of the first choice),
         and with `beam_width` `sequence_score`; what only this kind of backend tells (the answer's
         `extra`). Where logprobs were asked for
@@ -46,7 +47,7 @@ def meta_info(
     for name in ("cumulative_logprob", "sequence_score"):
         if (value := getattr(answer, name)) is not None:
             info[name] = value
-    for name in ("discarded_tokens", "forced_tokens"):
+    for name in ("discarded_tokens", "forced_tokens", "forward_steps"):
         if count := getattr(answer, name):
             info[name] = count
     if answer.extra is not None:

@@ -16,15 +16,17 @@ from boughs.lang.errors import InvalidRequest
 from boughs.lang.sampling import ALIASES, CONSTRAINTS, NOT_YET, SamplingParams
 
 
-class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which logprobs a request's meta info holds.
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a request beside its sampling.
 
     Attributes:
-        return_logprob: Whether it holds any.
+        return_logprob: Whether its meta info holds logprobs.
         logprob_start_len: Prompt tokens from this position on have them too; -1 is none.
         top_logprobs_num: This many most likely tokens at each position.
         token_ids_logprob: These tokens' logprobs at each position, too.
         return_text_in_logprobs: Whether each entry holds its token's text.
+        heal: Whether the text may begin with the rest of the token that the program's text before
+            ends in (token healing). An API that is given text does as it does.
     """
 
     return_logprob: bool = False
@@ -32,10 +34,11 @@ class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs_num: Annotated[int, msgspec.Meta(ge=0)] = 0
     token_ids_logprob: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
     return_text_in_logprobs: bool = False
+    heal: bool = True
 
 
 RUN_PARAMETERS = frozenset(
-    {*SamplingParams.__struct_fields__, *ALIASES, *NOT_YET, *LogprobOptions.__struct_fields__}
+    {*SamplingParams.__struct_fields__, *ALIASES, *NOT_YET, *RequestOptions.__struct_fields__}
     - set(CONSTRAINTS)
 )
 """What `run` accepts as defaults for every `gen` of a program."""
@@ -45,35 +48,35 @@ class Given(msgspec.Struct, frozen=True):
     """Validated parameters that somebody gave, and nothing else."""
 
     sampling: dict[str, Any]
-    logprobs: dict[str, Any]
+    options: dict[str, Any]
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Given:
         """Check what a user wrote; None stands for "not given".
 
         Args:
-            values: Names of `SamplingParams` (or their aliases) and of `LogprobOptions`.
+            values: Names of `SamplingParams` (or their aliases) and of `RequestOptions`.
             where: What stands before a name in an error.
 
         Raises:
             InvalidRequest: Names the parameter.
         """
         given = {name: value for name, value in values.items() if value is not None}
-        logprobs = {n: given.pop(n) for n in LogprobOptions.__struct_fields__ if n in given}
-        for name, value in logprobs.items():
+        options = {n: given.pop(n) for n in RequestOptions.__struct_fields__ if n in given}
+        for name, value in options.items():
             try:
-                read = msgspec.convert({name: value}, LogprobOptions)
+                read = msgspec.convert({name: value}, RequestOptions)
             except (msgspec.ValidationError, UnicodeEncodeError) as error:
                 what = str(error).partition(" - at ")[0]
                 raise InvalidRequest(f"{where}{name}: {what}, got {value!r:.60}", name) from None
-            logprobs[name] = getattr(read, name)
+            options[name] = getattr(read, name)
         if not given:
-            return cls({}, logprobs)
+            return cls({}, options)
         names = [ALIASES.get(name, name) for name in given]
         if "max_new_tokens" not in names:  # it may come from `run`, so nothing is compared to it
             given["max_new_tokens"] = None
         params = SamplingParams.from_mapping(given, where)
-        return cls({name: getattr(params, name) for name in names if name not in NOT_YET}, logprobs)
+        return cls({name: getattr(params, name) for name in names if name not in NOT_YET}, options)
 
 
 class Defaults:
@@ -82,7 +85,7 @@ class Defaults:
     def __init__(self, given: Given) -> None:
         self._sampling = SamplingParams(**given.sampling)
         self._sampling.check()
-        self._logprobs = given.logprobs
+        self._options = given.options
 
     @property
     def cache_salt(self) -> str | None:
@@ -121,11 +124,11 @@ class Defaults:
         params.check()
         return params
 
-    def logprobs(self, own: Mapping[str, Any]) -> LogprobOptions:
-        """The logprobs that a `gen` asks for which gave `own`."""
-        if not own and not self._logprobs:
-            return _NO_LOGPROBS
-        options = LogprobOptions(**{**self._logprobs, **own})
+    def options(self, own: Mapping[str, Any]) -> RequestOptions:
+        """What a `gen` asks for that gave `own`."""
+        if not own and not self._options:
+            return _USUAL
+        options = RequestOptions(**{**self._options, **own})
         if not options.return_logprob:
             asked = [name for name in _NEED_LOGPROBS if name in own]
             if asked:
@@ -133,7 +136,7 @@ class Defaults:
         return options
 
 
-_NO_LOGPROBS = LogprobOptions()
+_USUAL = RequestOptions()
 _NEED_LOGPROBS = ("top_logprobs_num", "logprob_start_len", "token_ids_logprob")
 
 

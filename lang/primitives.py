@@ -60,6 +60,7 @@ def gen(  # noqa: PLR0917 - SGLang's signature
     allowed_token_ids: Sequence[int] | None = None,
     bad_words: str | Sequence[str] | None = None,
     token_ids_logprob: Sequence[int] | None = None,
+    heal: bool | None = None,
     best_of: int | None = None,
     beam_width: int | None = None,
     length_penalty: float | None = None,
@@ -127,6 +128,8 @@ def gen(  # noqa: PLR0917 - SGLang's signature
         allowed_token_ids: Only these tokens are produced, EOS too only if it is listed.
         bad_words: Texts that are not produced, as the tokenizer spells them.
         token_ids_logprob: Also the logprobs of these tokens at each position.
+        heal: Whether the text may begin with the rest of the token in which the program's text
+            before it ends (token healing); it may by default.
         best_of: Make so many choices, and keep the `n` most likely.
         beam_width: Beam search with so many beams, of which the `n` best are kept.
         length_penalty: A beam's score is its logprob over its length to this power.
@@ -159,7 +162,7 @@ def gen(  # noqa: PLR0917 - SGLang's signature
     if kind is not None:
         _constrain(arguments, kind)
     given = Given.parse(arguments, "gen: ")
-    return Gen(name, given.sampling, given.logprobs, kind, parts=parts)
+    return Gen(name, given.sampling, given.options, kind, parts=parts)
 
 
 def gen_int(  # noqa: PLR0917 - SGLang's signature
@@ -292,7 +295,7 @@ def gen_of(
     return Gen(
         name,
         {**given.sampling, **kind.sampling},
-        given.logprobs,
+        given.options,
         kind=kind,
         keeps_errors=on_incomplete == "value",
     )

@@ -10,17 +10,18 @@ import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
 from boughs.lang import loop
 from boughs.lang.arguments import Arguments
 from boughs.lang.backend import Backend, Host
-from boughs.lang.batch import OnResult, run_batch
+from boughs.lang.batch import OnResult, Results, ResultStream, run_batch
 from boughs.lang.current import inside_program, resolve, resolve_cached
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.execution import Execution
 from boughs.lang.executor import Executor
+from boughs.lang.graph import Graph
 from boughs.lang.ir import Expression, Target
 from boughs.lang.parameters import RUN_PARAMETERS, Defaults, Given
 from boughs.lang.prefix import constant_prefix, forgiving, prefill
@@ -85,7 +86,7 @@ class Program:
                 begins, for debugging; defaults for every `gen` that does not give its own
                 (`temperature`, `max_new_tokens`, `stop`, `timeout` and the others of
                 `boughs.SamplingParams` but the grammars, and `return_logprob, logprob_start_len,
-                top_logprobs_num, token_ids_logprob, return_text_in_logprobs`).
+                top_logprobs_num, token_ids_logprob, return_text_in_logprobs, heal`).
 
         Raises:
             TypeError: The arguments do not fit the program.
@@ -126,7 +127,7 @@ class Program:
         return_exceptions: bool = False,
         on_result: OnResult | None = None,
         **options: Any,
-    ) -> list[Any] | Iterator[Any]:
+    ) -> Results | ResultStream:
         """Run the program once for each item.
 
             import boughs
@@ -144,14 +145,17 @@ class Program:
             backend: Who runs the requests.
             num_threads: How many programs run at the same time; by default 96, or 16 for each
                 core if that is more.
-            progress_bar: Show how far it is, with tokens a second and what the cache had.
+            progress_bar: Show how far it is on standard error, with tokens a second, the share of
+                prompt tokens that the cache had, and failures; where that is no terminal, one line
+                at the end.
             generator_style: Yield the states in the order of the items, as they come.
             return_exceptions: Put an item's error into its place instead of raising it.
             on_result: Called in the calling thread with (index, state or error) as each ends.
             options: Defaults for every `gen`, as for `run`.
 
         Returns:
-            The states, in order.
+            The states, in order: a list, or with `generator_style` an iterator. Its `usage` is
+            what all items cost, those that failed among them.
 
         Raises:
             TypeError: An item does not fit the program; nothing was run.
@@ -197,6 +201,14 @@ class Program:
         """
         given = self._arguments.bind_placeholders(self._bound, args, kwargs)
         return trace(self._name, self.func, given.args, given.kwargs)
+
+    def graph(self, /, *args: Any, **kwargs: Any) -> Graph:
+        """The program drawn as a graph, without a backend: of `trace`, for the same arguments.
+
+        Raises:
+            InvalidRequest: As of `trace`.
+        """
+        return Graph.of(self.trace(*args, **kwargs))
 
     def cache(self, /, *args: Any, **kwargs: Any) -> int:
         """Compute what all runs begin with, so that the first of them finds it cached, too.

@@ -1,56 +1,88 @@
 """The progress bar of `run_batch`: items, generated tokens a second, what the cache had.
 
-This module knows no threads and no programs.
+On a terminal it is drawn with rich, which keeps it below what the program prints meanwhile, and
+gives the cursor back however the batch ends. Anywhere else it is one line at the end. This module
+knows no threads and no programs.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 from rich import progress as rich
+from rich.console import Console
+from rich.text import Text
 
-from boughs.lang.state import ProgramState
+from boughs.lang.usage import Usage
 
 
 class Progress:
-    """A context in which outcomes are counted and shown on standard error."""
+    """A context in which items are counted and shown on standard error.
 
-    def __init__(self, name: str, total: int) -> None:
-        from rich.console import Console
+    Args:
+        name: The program's.
+        total: How many items there are.
+        usage: What they have cost so far, those that run among them; from any thread.
+    """
 
-        self._bar = rich.Progress(
-            rich.TextColumn("{task.description}"),
-            rich.BarColumn(),
-            rich.MofNCompleteColumn(),
-            rich.TimeElapsedColumn(),
-            rich.TextColumn("{task.fields[rates]}"),
-            console=Console(stderr=True),
-        )
-        self._task = self._bar.add_task(name, total=total, rates="")
+    def __init__(self, name: str, total: int, usage: Callable[[], Usage]) -> None:
+        self._name = name
+        self._total = total
+        self._usage = usage
         self._began = time.perf_counter()
-        self._prompt = self._cached = self._generated = self._failed = 0
+        self._done = self._failed = 0
+        self._console = Console(stderr=True)
+        self._bar: rich.Progress | None = None
+        if self._console.is_interactive:  # a terminal, and no dumb one
+            self._bar = rich.Progress(
+                rich.TextColumn("{task.description}", markup=False),
+                rich.BarColumn(),
+                rich.MofNCompleteColumn(),
+                rich.TimeElapsedColumn(),
+                _Rates(self.rates),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(name, total=total)
 
-    def __enter__(self) -> Progress:
-        self._bar.start()
+    def __enter__(self) -> Self:
+        self._began = time.perf_counter()
+        if self._bar is not None:
+            self._bar.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._bar.stop()
-
-    def add(self, outcome: ProgramState | BaseException) -> None:
-        """Count an item that has ended."""
-        if isinstance(outcome, ProgramState):
-            usage = outcome.usage
-            self._prompt += usage.prompt_tokens
-            self._cached += usage.cached_tokens
-            self._generated += usage.completion_tokens
+        if self._bar is not None:
+            self._bar.stop()
         else:
-            self._failed += 1
-        seconds = max(time.perf_counter() - self._began, 1e-9)
-        rates = f"{self._generated / seconds:.0f} tokens/s"
-        if self._prompt:
-            rates += f", {self._cached / self._prompt:.0%} cached"
+            line = f"{self._name}: {self._done}/{self._total}, {self.rates()}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def add(self, *, failed: bool) -> None:
+        """Count an item that has ended."""
+        self._done += 1
+        self._failed += failed
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1)
+
+    def rates(self) -> str:
+        """Generated tokens a second, the share of prompt tokens that a cache had, failures."""
+        usage, seconds = self._usage(), time.perf_counter() - self._began
+        shown = f"{usage.completion_tokens / max(seconds, 1e-9):.0f} tokens/s"
+        if usage.prompt_tokens:
+            shown += f", {usage.hit_rate:.0%} cached"
         if self._failed:
-            rates += f", {self._failed} failed"
-        self._bar.update(self._task, advance=1, rates=rates)
+            shown += f", {self._failed} failed"
+        return shown
+
+
+class _Rates(rich.ProgressColumn):
+    """A column that asks for its text each time it is drawn."""
+
+    def __init__(self, rates: Callable[[], str]) -> None:
+        super().__init__()
+        self._rates = rates
+
+    def render(self, task: rich.Task) -> Text:  # noqa: ARG002 - the interface
+        return Text(self._rates())

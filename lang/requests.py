@@ -47,6 +47,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         logprob_start_len: Prompt tokens from this position on get logprobs too; -1 is none.
         top_logprobs_num: This many most likely tokens at each position.
         token_ids_logprob: These tokens' logprobs at each position, too.
+        heal: Whether the output may spell the end of the prompt's text anew, in tokens that go
+            beyond it (token healing). What it spells of the prompt is no part of the answer.
     """
 
     prompt: Prompt
@@ -56,6 +58,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
     token_ids_logprob: tuple[int, ...] = ()
+    heal: bool = False
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):

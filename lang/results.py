@@ -95,6 +95,12 @@ class Chunk(msgspec.Struct, kw_only=True):
             choices that were made and are not among the `n`.
         extra: In the last chunk: what only this kind of backend tells, for the meta info.
         forced_tokens: How many of the completion tokens a grammar forced, without a step each.
+        forward_steps: Steps of the model so far that computed tokens of this choice: of its prompt
+            and of its output. The first choice of a beam search has all of the search's, that of a
+            `best_of` those of the discarded choices too.
+        token_chars: In the last chunk, where the backend knows: how many characters of the text
+            each of the output's tokens completed, those of a trimmed stop (beyond the text) too.
+        forced_at: Beside `token_chars`: which of the tokens a grammar forced.
     """
 
     rid: str
@@ -114,6 +120,9 @@ class Chunk(msgspec.Struct, kw_only=True):
     discarded_tokens: int = 0
     extra: dict[str, Any] | None = None
     forced_tokens: int = 0
+    forward_steps: int = 0
+    token_chars: list[int] | None = None
+    forced_at: list[int] | None = None
 
 
 class ChoiceScore(msgspec.Struct, kw_only=True):
@@ -132,7 +141,8 @@ class Scores(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The answer to a `ScoreRequest`: one entry a choice, in order.
 
     A backend that could not score but asked (`Choosing`) gives no entry, the index of the choice
-    in `chosen`, and what the answers to its question took.
+    in `chosen`, and what the answers to its question took. `forward_steps` are the model's, a step
+    counting once for each branch of the choices' tree that it computed tokens of.
     """
 
     choices: list[ChoiceScore]
@@ -142,6 +152,7 @@ class Scores(msgspec.Struct, kw_only=True, omit_defaults=True):
     chosen: int | None = None
     completion_tokens: int = 0
     extra: dict[str, Any] | None = None
+    forward_steps: int = 0
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -191,6 +202,9 @@ class Answer(msgspec.Struct, kw_only=True):
     discarded_tokens: int = 0
     extra: dict[str, Any] | None = None
     forced_tokens: int = 0
+    forward_steps: int = 0
+    token_chars: list[int] | None = None
+    forced_at: list[int] | None = None
 
     def add(self, chunk: Chunk) -> None:
         """Append what is new in `chunk`."""
@@ -214,6 +228,9 @@ class Answer(msgspec.Struct, kw_only=True):
         if chunk.extra is not None:
             self.extra = chunk.extra
         self.forced_tokens = chunk.forced_tokens
+        self.forward_steps = chunk.forward_steps
+        if chunk.token_chars is not None:
+            self.token_chars, self.forced_at = chunk.token_chars, chunk.forced_at
 
     def as_chunk(self) -> Chunk:
         """The whole answer as one chunk."""

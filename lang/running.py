@@ -6,8 +6,6 @@ This module knows neither how statements run nor what a program is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from boughs.lang.abilities import Speculating
@@ -19,62 +17,9 @@ from boughs.lang.lease import Lease
 from boughs.lang.loop import background_loop
 from boughs.lang.parameters import Defaults
 from boughs.lang.requests import PinRequest
-from boughs.lang.results import Answer, Scores
 
 if TYPE_CHECKING:
     from boughs.lang.executor import Executor
-
-
-@dataclass
-class Usage:
-    """What the requests of a run asked for and what they cost, in tokens.
-
-    Attributes:
-        prompt_tokens: Of all prompts.
-        cached_tokens: Of these, the ones that a cache already had.
-        completion_tokens: Generated.
-        requests: How many there were, those that only prefill or score among them.
-        spec_hits: Gens that an API model had written already (`num_api_spec_tokens`), at no cost.
-        spec_misses: Gens before which it had written on, but something else.
-        call_hits: Requests that were answered from disk (`cache=True`), at no cost.
-    """
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    requests: int = 0
-    spec_hits: int = field(default=0, repr=False)
-    spec_misses: int = field(default=0, repr=False)
-    call_hits: int = field(default=0, repr=False)
-
-    def add(self, answers: list[Answer]) -> None:
-        """Count a request by its answers (its prompt once)."""
-        if self._kept(answers[0].extra):
-            return
-        how = (answers[0].extra or {}).get("speculation")
-        self.spec_hits += how == "hit"
-        self.spec_misses += how == "miss"
-        if how == "hit":
-            return
-        self.requests += 1
-        self.prompt_tokens += answers[0].prompt_tokens
-        self.cached_tokens += answers[0].cached_tokens
-        self.completion_tokens += sum(a.completion_tokens + a.discarded_tokens for a in answers)
-
-    def add_scores(self, scores: Scores) -> None:
-        """Count a request between choices."""
-        if self._kept(scores.extra):
-            return
-        self.requests += 1
-        self.prompt_tokens += scores.prompt_tokens
-        self.cached_tokens += scores.cached_tokens
-        self.completion_tokens += scores.completion_tokens
-
-    def _kept(self, extra: Mapping[str, Any] | None) -> bool:
-        """Count an answer that was on disk; whether it was."""
-        hit = (extra or {}).get("call_cache") == "hit"
-        self.call_hits += hit
-        return hit
 
 
 class Run:
@@ -101,7 +46,6 @@ class Run:
         self.backend = backend
         self.defaults = defaults
         self.eager = eager
-        self.usage = Usage()
         self._spec_tokens = spec_tokens
         self.ret_value: Any = None
         self._leases: list[Lease] = []
@@ -124,6 +68,7 @@ class Run:
         with self._lock:
             self._states.pop(state, None)
         state.end()
+        state.journal.seal()
 
     async def pin(self, request: PinRequest) -> None:
         """Take a lease on a prompt, which ends with the run. Returns when it is held.

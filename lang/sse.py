@@ -107,6 +107,9 @@ class Answers:
             sequence_score=meta.get("sequence_score"),
             discarded_tokens=meta.get("discarded_tokens", 0),
             forced_tokens=meta.get("forced_tokens", 0),
+            forward_steps=meta.get("forward_steps", 0),
+            token_chars=event.get("token_chars"),
+            forced_at=event.get("forced_at"),
         )
         made = meta.get("output_token_logprobs")
         if made is not None:

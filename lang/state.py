@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from boughs.lang import ir
+from boughs.lang import ir, loop
 from boughs.lang.errors import BoughsError, InvalidRequest, NotFound, Unsupported
 from boughs.lang.executor import Executor
 from boughs.lang.group import ProgramStateGroup
@@ -22,7 +22,8 @@ from boughs.lang.meta import meta_info
 from boughs.lang.requests import PinRequest
 from boughs.lang.results import Answer, Chunk
 from boughs.lang.roles import role, role_begin, role_end
-from boughs.lang.running import Usage
+from boughs.lang.usage import Usage
+from boughs.lang.view import StateTrace, look
 
 
 class ProgramState:
@@ -279,8 +280,22 @@ class ProgramState:
 
     @property
     def usage(self) -> Usage:
-        """What all requests of the program's run cost so far."""
-        return self._executor.run.usage
+        """What all requests of this state cost so far, and those of its branches.
+
+        The program's own state has all of its run. A request counts where it was made: what was
+        asked before a fork is its parent's, so the branches' figures add up with the parent's.
+        """
+        return self._executor.journal.usage()
+
+    def trace(self) -> StateTrace:
+        """What happened in this state and its branches so far, to be looked at.
+
+        The text by who wrote it, the requests with their tokens and times, errors in their place.
+        It waits for nothing and asks the backend nothing: of a program that runs it shows what is
+        there, and a role mark that no request has rendered yet is empty.
+        """
+        executor = self._executor
+        return loop.call(lambda: look(executor.journal, executor.contents))
 
     def __repr__(self) -> str:
         failed = self._backlog.failure is not None

@@ -2,25 +2,30 @@
 
 The program's body runs once, on placeholders: a variable's text is its name in braces (or what its
 `dtype` or choices allow). What is learnt so is one path through the program: the one that these
-placeholders take.
+placeholders take. Where the body looks at one, so that another value may lead elsewhere, the trace
+says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NoReturn
 
 from boughs.lang import ir
+from boughs.lang.backend import Backend
+from boughs.lang.contents import Contents
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.execution import Execution
 from boughs.lang.executor import Executor
 from boughs.lang.parameters import Defaults, Given
+from boughs.lang.placeholder import Placeholder
 from boughs.lang.reasoning import SUFFIX
 from boughs.lang.requests import GenerateRequest, ScoreRequest
 from boughs.lang.results import Chunk, Scores
 from boughs.lang.running import Run
-from boughs.lang.segments import Role, Text
+from boughs.lang.segments import Role
 
 MAX_STATEMENTS = 10_000
 
@@ -52,12 +57,15 @@ class Trace:
         steps: Its statements, in order.
         variables: Name to placeholder (or to the value that the program set).
         ret_value: What its body returned.
+        looked_at: Variables that a model makes and that the body looked at (compared, searched,
+            converted; read at all, where the value is no text): others may lead elsewhere.
     """
 
     program: str
     steps: tuple[Step, ...]
     variables: dict[str, Any]
     ret_value: Any
+    looked_at: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> list[ir.Node]:
@@ -78,13 +86,22 @@ def trace(
     run = _TracedRun(name, _NoBackend(), Defaults(Given({}, {})))
     tracer = _Tracer(run)
     Execution(tracer, body, args, kwargs).execute()
-    return Trace(name, tracer.steps(), tracer.contents.variables, run.ret_value)
+    looked_at = tuple(run.looked_at)
+    return Trace(name, tracer.steps(), dict(tracer.contents.variables), run.ret_value, looked_at)
 
 
 class _TracedRun(Run):
-    """A run that counts its statements."""
+    """A run that counts its statements, and notes which variables its body looks at."""
 
-    statements = 0
+    def __init__(self, program: str, backend: Backend, defaults: Defaults) -> None:
+        super().__init__(program, backend, defaults)
+        self.statements = 0
+        self.looked_at: dict[str, None] = {}
+        self.no_texts: set[str] = set()  # variables that a model makes and that are no texts
+
+    def look(self, name: str) -> None:
+        """The body looks at a variable."""
+        self.looked_at[name] = None
 
     def count(self) -> None:
         """One more.
@@ -105,18 +122,37 @@ class _Tracer(Executor):
 
     def __init__(self, run: Run, branch: tuple[int, ...] = (), *, held: bool = False) -> None:
         super().__init__(run, branch, held=held)
+        assert isinstance(run, _TracedRun)
+        self._traced = run
         self._nodes: list[ir.Node] = []
+        self._watch(self.contents)
+
+    def begin(self, contents: Contents) -> None:
+        """Give a branch what it begins with."""
+        self._watch(contents)
+        super().begin(contents)
+
+    def _watch(self, contents: Contents) -> None:
+        contents.variables = _Watched(contents.variables, self._traced)
+        contents.probs = _Watched(contents.probs, self._traced, always=True)
 
     def submit(self, node: ir.Node) -> int:
         """Write a node down and queue it."""
-        assert isinstance(self.run, _TracedRun)
-        self.run.count()
+        self._traced.count()
         self._nodes.append(node)
         return super().submit(node)
 
     def steps(self) -> tuple[Step, ...]:
         """What was written down."""
         return tuple(Step(node, _branches(node)) for node in self._nodes)
+
+    async def run_text(self, node: ir.Text) -> None:
+        """Add text; to add a placeholder is not to look at it."""
+        await super().run_text(ir.Text(str(node.text)))
+
+    async def run_content(self, node: ir.Content) -> None:
+        """Add a user's text."""
+        await super().run_content(ir.Content(str(node.text)))
 
     async def run_gen(self, node: ir.Gen) -> None:
         """Add a placeholder."""
@@ -127,12 +163,13 @@ class _Tracer(Executor):
         if node.kind is not None:
             text, value = node.kind.placeholder()
         choices = node.sampling.get("n", 1)
-        self._answer(node.name, text, value if choices == 1 else [value] * choices)
+        self._answer(node.name, text, value, choices)
         if node.parts is not None:
             for name in node.parts.names:
-                self.contents.set(name, "{" + name + "}")
+                self.contents.set(name, self._placeholder(name, "{" + name + "}"))
         if node.name is not None and node.reasoning is not None:
-            self.contents.set(f"{node.name}{SUFFIX}", "{" + node.name + SUFFIX + "}")
+            thought = f"{node.name}{SUFFIX}"
+            self.contents.set(thought, self._placeholder(thought, "{" + thought + "}"))
         if node.name is not None and node.kind is not None:
             self.contents.raws[node.name] = text if choices == 1 else [text] * choices
 
@@ -148,18 +185,48 @@ class _Tracer(Executor):
         """Show it to nobody."""
         self.contents.add_image(node.kind, node.data)
 
+    async def run_scope_end(self, node: ir.ScopeEnd) -> None:
+        """Set a variable to a text, of which a model would write a part."""
+        authors = self.contents.authors[self.contents.scopes[node.name] :]
+        await super().run_scope_end(node)
+        if any(author.writer == "choice" for author in authors):
+            text = self.contents.variables[node.name]
+            self.contents.set(node.name, self._placeholder(node.name, text))
+
     async def run_pin(self, _node: ir.Pin) -> None:
         """Do nothing: there is no cache."""
 
-    def _answer(self, name: str | None, text: str, value: Any) -> None:
-        self.contents.segments.append(Text(text))
-        self.contents.shown.append(text)
+    def _answer(self, name: str | None, text: str, value: Any, choices: int = 1) -> None:
+        self.contents.add_choice(text)
         if name is not None:
-            self.contents.set(name, value, {})
+            value = self._placeholder(name, value)
+            self.contents.set(name, value if choices == 1 else [value] * choices, {})
+
+    def _placeholder(self, name: str, value: Any) -> Any:
+        """A value that tells when the body looks at it; one that cannot, tells when it is read."""
+        if isinstance(value, str) and not isinstance(value, Enum):
+            self._traced.no_texts.discard(name)
+            return Placeholder(value, lambda: self._traced.look(name))
+        self._traced.no_texts.add(name)
+        return value
 
     async def _prefill(self) -> None:
         roles = [segment for segment in self.contents.segments if isinstance(segment, Role)]
         self.contents.render([f"<{'/' * (role.at == 'end')}{role.role}>" for role in roles])
+
+
+class _Watched(dict[str, Any]):
+    """Variables that are noted when they are read: always, or where they are no texts."""
+
+    def __init__(self, held: dict[str, Any], run: _TracedRun, *, always: bool = False) -> None:
+        super().__init__(held)
+        self._run = run
+        self._always = always
+
+    def __getitem__(self, name: str) -> Any:
+        if self._always or name in self._run.no_texts:
+            self._run.look(name)
+        return super().__getitem__(name)
 
 
 def _branches(node: ir.Node) -> tuple[tuple[Step, ...], ...]:

@@ -84,6 +84,7 @@ class Engine:
         stream: bool = False,
         rid: str | list[str] | None = None,
         token_ids_logprob: list[int] | list[list[int] | None] | None = None,
+        heal: bool | list[bool] = False,
     ) -> Json | list[Json] | Iterator[Json]:
         """Continue one prompt, or each of a list.
 
@@ -100,6 +101,7 @@ class Engine:
             rid: Ids to abort the requests by.
             token_ids_logprob: These tokens' logprobs at each position; a list of lists has one for
                 each prompt.
+            heal: Whether the text may begin with the rest of the token in which the prompt ends.
 
         Returns:
             A dict with `text, output_ids, meta_info`; a list of them for a list or `n > 1`.
@@ -117,6 +119,7 @@ class Engine:
             top_logprobs_num=top_logprobs_num,
             token_ids_logprob=token_ids_logprob,
             rid=rid,
+            heal=heal,
         )
         if stream:
             return _iterate(batch.stream(self.endpoint))
@@ -133,6 +136,7 @@ class Engine:
         stream: bool = False,
         rid: str | list[str] | None = None,
         token_ids_logprob: list[int] | list[list[int] | None] | None = None,
+        heal: bool | list[bool] = False,
     ) -> Json | list[Json] | AsyncIterator[Json]:
         """`generate`, to be awaited on any event loop; with `stream` it gives an async iterator."""
         batch = Batch.read(
@@ -144,6 +148,7 @@ class Engine:
             top_logprobs_num=top_logprobs_num,
             token_ids_logprob=token_ids_logprob,
             rid=rid,
+            heal=heal,
         )
         if stream:
             return _iterate_async(batch.stream(self.endpoint))

@@ -66,6 +66,9 @@ class Submit(msgspec.Struct, kw_only=True, tag="submit"):
         pooling: `last` or `mean` where the prompt's hidden state is wanted.
         confirm: The front reads the text for stops: it sends `Finish` at the end of every such
             submission, and the core keeps the pages until it came.
+        heal: Text that the output spells before anything else: the prompt's own end, which was
+            given back. Tokens that spell nothing else count as the prompt's.
+        healed: How many of `output_ids` are such tokens.
     """
 
     key: int
@@ -83,6 +86,8 @@ class Submit(msgspec.Struct, kw_only=True, tag="submit"):
     targets: list[list[int]] = []
     pooling: str | None = None
     confirm: bool = False
+    heal: str = ""
+    healed: int = 0
 
 
 class Finish(msgspec.Struct, tag="finish"):
@@ -153,6 +158,7 @@ class Output(msgspec.Struct, omit_defaults=True):
         top: Per new token, (token id, logprob) of the most likely ones, best first.
         given: Per new token, the logprobs of the `token_ids_logprob`, in their order.
         cached_tokens: Prompt tokens that were not computed when it was first admitted.
+        forward_steps: Steps so far that computed tokens of it.
         prompt_logprobs: Once, with or before the first token: from `prompt_logprobs_from` on.
         prompt_top: Beside `prompt_logprobs`.
         prompt_given: Beside `prompt_logprobs`.
@@ -161,6 +167,7 @@ class Output(msgspec.Struct, omit_defaults=True):
         finish: `stop`, `length` or None; the last output of a submission has one.
         matched: The token that ended it, for `stop`.
         forced: How many of the new tokens, the last ones, no step chose: the grammar forced them.
+        healed: How many of the new tokens, the first ones, only spell what was given back.
         incomplete: Whether it was cut, for `length`, where its grammar goes on.
         weaker: Whether it ended, by `stop`, under a grammar that allows more than its schema.
         error: (class name, message, field) when it failed; nothing follows.
@@ -173,6 +180,7 @@ class Output(msgspec.Struct, omit_defaults=True):
     top: list[list[tuple[int, float]]] | None = None
     given: list[list[float]] | None = None
     cached_tokens: int = 0
+    forward_steps: int = 0
     prompt_logprobs: list[float | None] | None = None
     prompt_top: list[list[tuple[int, float]]] | None = None
     prompt_given: list[list[float]] | None = None
@@ -181,6 +189,7 @@ class Output(msgspec.Struct, omit_defaults=True):
     finish: str | None = None
     matched: int | None = None
     forced: int = 0
+    healed: int = 0
     incomplete: bool = False
     weaker: bool = False
     error: Plain | None = None

@@ -17,9 +17,10 @@ from llguidance import LLMatcher, LLTokenizer
 from boughs.lang.errors import GrammarError, Unsupported
 
 from .matcher import Matcher, build, load_tokenizer
+from .source import with_prefix
 from .trials import Trials, worker_command
 from .verdicts import Verdicts
-from .worker import Answer, Bounds
+from .worker import Bounds
 
 MAX_CACHED = 256
 """Compiled grammars that are kept; the one used longest ago goes first."""
@@ -28,15 +29,34 @@ AT_ONCE = 4
 """Sources that are tried at the same time."""
 
 
+HEAL = "heal"
+"""The kind of a grammar that allows anything behind its prefix."""
+
+
 class Grammar(NamedTuple):
-    """A grammar at its start, and the JSON pointers of what it leaves out of its schema."""
+    """A grammar at its start.
+
+    Attributes:
+        raw: To be copied.
+        weaker: JSON pointers of what it leaves out of its schema.
+        prefix: Bytes of what it has every output spell first.
+        tokenizer: Its own, where it has a prefix.
+    """
 
     raw: LLMatcher
     weaker: tuple[str, ...] = ()
+    prefix: int = 0
+    tokenizer: LLTokenizer | None = None
 
     def matcher(self, kind: str) -> Matcher:
         """A matcher of its own for one output."""
-        return Matcher(self.raw.deep_copy(), kind, weaker=bool(self.weaker))
+        return Matcher(
+            self.raw.deep_copy(),
+            kind,
+            weaker=bool(self.weaker),
+            prefix=self.prefix,
+            tokenizer=self.tokenizer,
+        )
 
 
 Compiled = Future[Grammar]
@@ -79,17 +99,23 @@ class GrammarCompiler:
             if self._tokenizer is None:
                 self._tokenizer = self._threads.submit(self._load)
 
-    def ask(self, kind: str, source: str) -> Compiled:
-        """The grammar of a `regex`, `json_schema` or `ebnf` source; returns at once.
+    def ask(self, kind: str, source: str, prefix: str = "") -> Compiled:
+        """The grammar of a source; returns at once.
 
         Its `result()` raises `GrammarError` where the source cannot be compiled, and says why.
+
+        Args:
+            kind: `regex`, `json_schema`, `ebnf`; or `HEAL`, which has no source.
+            source: As the user wrote it.
+            prefix: What the output spells first. Only the source is tried for it: a literal text
+                costs nothing.
         """
-        raw = source.encode("utf-8", "replace")
+        raw = f"{prefix}\0{source}".encode("utf-8", "replace")
         key = hashlib.blake2b(raw, digest_size=32, person=kind.encode()).digest()
         compiled = self._compiled.get(key)
         if compiled is None:
             self.warm()
-            compiled = self._threads.submit(self._compile, kind, source)
+            compiled = self._threads.submit(self._compile, kind, source, prefix)
             self._compiled[key] = compiled
             if len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
@@ -116,7 +142,7 @@ class GrammarCompiler:
         about = f"{digest} {self._vocab_size} {self._eos} {self._bounds}"
         return tokenizer, Verdicts(self._cache, about)
 
-    def _compile(self, kind: str, source: str) -> Grammar:
+    def _compile(self, kind: str, source: str, prefix: str) -> Grammar:
         assert self._tokenizer is not None, "`ask` has begun to load it"
         try:
             tokenizer, verdicts = self._tokenizer.result()
@@ -125,14 +151,20 @@ class GrammarCompiler:
                 f"{kind}: this model's tokenizer is of a kind that grammars do not know: {error}",
                 kind,
             ) from error
+        if kind == HEAL:
+            made = build(tokenizer, with_prefix(None, prefix))
+            return Grammar(made, (), len(prefix.encode()), tokenizer)
+        grammar, weaker = self._tried(kind, source, verdicts)
+        if prefix:
+            grammar = with_prefix(grammar, prefix)
+        return Grammar(build(tokenizer, grammar), weaker, len(prefix.encode()), tokenizer)
+
+    def _tried(self, kind: str, source: str, verdicts: Verdicts) -> tuple[str, tuple[str, ...]]:
+        """A source in llguidance's form, and what of it that leaves out."""
         answer = verdicts.find(kind, source)
         if answer is None:
             answer = self._trials.run(kind, source)
             verdicts.keep(kind, source, answer)
-        return _built(kind, tokenizer, answer)
-
-
-def _built(kind: str, tokenizer: LLTokenizer, answer: Answer) -> Grammar:
-    if answer.grammar is None:
-        raise GrammarError(answer.error or f"{kind}: it cannot be compiled", kind)
-    return Grammar(build(tokenizer, answer.grammar), answer.weaker)
+        if answer.grammar is None:
+            raise GrammarError(answer.error or f"{kind}: it cannot be compiled", kind)
+        return answer.grammar, answer.weaker

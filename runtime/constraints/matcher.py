@@ -35,12 +35,29 @@ class Matcher:
         kind: What errors name, as `regex`.
         weaker: Whether its grammar allows more than its source does, so that the finished value
             is to be checked.
+        prefix: Bytes that an output spells before it comes to what its source allows.
+        tokenizer: Of the tokens; what counts the prefix.
     """
 
-    def __init__(self, raw: LLMatcher, kind: str, *, weaker: bool = False) -> None:
+    def __init__(
+        self,
+        raw: LLMatcher,
+        kind: str,
+        *,
+        weaker: bool = False,
+        prefix: int = 0,
+        tokenizer: LLTokenizer | None = None,
+    ) -> None:
         self.raw = raw
         self.weaker = weaker
         self._kind = kind
+        self._tokenizer = tokenizer
+        self._prefix = prefix
+
+    @property
+    def in_prefix(self) -> bool:
+        """Whether some of the prefix is still to be spelt."""
+        return self._prefix > 0
 
     def mask(self, vocab_size: int) -> NDArray[np.bool_]:
         """Which tokens may come next: bool [vocab_size]. EOS is among them where it may end.
@@ -53,11 +70,19 @@ class Matcher:
         self.check()
         return np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size].view(bool)
 
-    def accept(self, token: int) -> None:
-        """Go on past `token`, which the mask allowed."""
+    def accept(self, token: int) -> bool:
+        """Go on past `token`, which the mask allowed; whether it spells the prefix alone."""
         if not self.raw.consume_token(token):
             self.check()
             raise GrammarError(f"{self._kind}: the grammar refuses token {token}", self._kind)
+        if not self._prefix:
+            return False
+        assert self._tokenizer is not None, "there is a prefix"
+        self._prefix -= len(self._tokenizer.decode_bytes([token]))
+        if self._prefix >= 0:
+            return True
+        self._prefix = 0
+        return False
 
     def forced(self) -> list[int]:
         """The tokens that follow in any case, as the tokenizer cuts their text.

@@ -47,6 +47,19 @@ def translate(kind: str, source: str) -> Translated:
         raise GrammarError(f"{kind}: {error}", kind) from None
 
 
+def with_prefix(grammar: str | None, prefix: str) -> str:
+    """A grammar in llguidance's form for `prefix`, and then what `grammar` allows, or anything.
+
+    A token may spell the end of the one and the begin of the other.
+    """
+    start = f"start: {json.dumps(prefix, ensure_ascii=False)}"
+    if grammar is None:
+        return json.dumps({"grammars": [{"lark_grammar": f"{start} REST\nREST: /(?s:.*)/"}]})
+    parts: list[dict[str, Any]] = json.loads(grammar)["grammars"]
+    name = parts[0]["name"] = parts[0].get("name") or "whole"
+    return json.dumps({"grammars": [{"lark_grammar": f"{start} @{name}"}, *parts]})
+
+
 def explain(kind: str, source: str, message: str) -> str:
     """A compiler's message with the place in the user's source, where it names one."""
     if message.startswith("recursion limit"):

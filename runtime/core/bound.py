@@ -12,11 +12,11 @@ from boughs.kernels.bitmask import Bits
 from boughs.lang.errors import GrammarError
 from boughs.lang.home import default_home
 from boughs.runtime.config import EngineConfig, parse_bytes
-from boughs.runtime.constraints.compiler import Compiled, GrammarCompiler
+from boughs.runtime.constraints.compiler import HEAL, Compiled, GrammarCompiler
 from boughs.runtime.constraints.masks import Masks
 from boughs.runtime.constraints.worker import Bounds
 from boughs.runtime.core.request import Request
-from boughs.runtime.messages import Limits
+from boughs.runtime.messages import Limits, Submit
 
 
 def compiler(config: EngineConfig, limits: Limits) -> GrammarCompiler:
@@ -52,9 +52,11 @@ class Bound:
         self._grammars.close()
         self._masks.close()
 
-    def ask(self, constraint: tuple[str, str] | None) -> Compiled | None:
-        """Where the grammar of a kind and source will be; returns at once."""
-        return None if constraint is None else self._grammars.ask(*constraint)
+    def ask(self, submit: Submit) -> Compiled | None:
+        """Where a submission's grammar will be, if it has one; returns at once."""
+        if submit.params.constraint is None:
+            return self._grammars.ask(HEAL, "", submit.heal) if submit.heal else None
+        return self._grammars.ask(*submit.params.constraint, submit.heal)
 
     def begin(self, request: Request, compiled: Compiled) -> None:
         """Give a request its matcher, advanced over the output of a core before this one.
@@ -62,9 +64,8 @@ class Bound:
         Raises:
             BoughsError: Its grammar cannot be compiled, or holds less than it asks for.
         """
-        params = request.submit.params
-        assert params.constraint is not None, "it has a grammar"
-        kind, grammar = params.constraint[0], compiled.result()
+        params, grammar = request.submit.params, compiled.result()
+        kind = HEAL if params.constraint is None else params.constraint[0]
         if params.strict and grammar.weaker:
             raise GrammarError(
                 f"{kind}: {grammar.weaker[0]}: no grammar holds this keyword; without strict the "
@@ -73,7 +74,20 @@ class Bound:
             )
         request.matcher = grammar.matcher(kind)
         for token in request.submit.output_ids:
-            request.matcher.accept(token)
+            self.accept(request, token)
+
+    def accept(self, request: Request, token: int) -> bool:
+        """Have a request's grammar go on past a token; whether that spells its prefix alone.
+
+        What has no grammar but for a prefix has none when that is spelt.
+        """
+        matcher = request.matcher
+        if matcher is None:
+            return False
+        in_prefix = matcher.accept(token)
+        if request.submit.params.constraint is None and not matcher.in_prefix:
+            request.matcher = None
+        return in_prefix
 
     def begin_masks(self, requests: Iterable[Request]) -> None:
         """Begin to fill the masks of those that have a grammar."""

@@ -198,20 +198,23 @@ class Core:
         if params.allowed_token_ids is not None or submit.bad_ids:
             vocab = self.limits.vocab_size
             row.forbidden = Forbidden(vocab, params.allowed_token_ids, submit.bad_ids)
-        compiled = self._bound.ask(params.constraint)
-        if compiled is not None:
+        compiled = self._bound.ask(submit)
+        if params.constraint is not None:
             row.ends |= self._eos  # a grammar's end is EOS, also under `ignore_eos`
-        for token in submit.output_ids:
+        row.note_prompt(submit.output_ids[: submit.healed])
+        for token in submit.output_ids[submit.healed :]:
             row.note_output(token)
         self._arrivals += 1
-        # The last token needs no row.
-        limit = min(prompt + params.max_new_tokens, self.limits.context_length, pool + 1)
+        most = min(self.limits.context_length, pool + 1)  # the last token needs no row
+        limit = min(prompt + submit.healed + params.max_new_tokens, most)
         if params.beam_width is not None:
             limit = min(limit, beam_limit(params.beam_width, prompt, self.limits, self._config))
         return Request(
             submit=submit,
             arrival=self._arrivals,
             limit=limit,
+            most=most,
+            healed=submit.healed,
             tokens=array("i", submit.prompt_ids + submit.output_ids),
             row=row,
             compiled=compiled,

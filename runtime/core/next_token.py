@@ -49,8 +49,7 @@ class NextTokens:
                 request.matcher.check()  # its mask may have met its budget
             if token is None:
                 token = self._sample(request, logits[row], mask)
-            if request.matcher is not None:
-                request.matcher.accept(token)
+            in_prefix = self._bound.accept(request, token)
         except BoughsError as error:  # of this request alone
             self._scheduler.abort(request)
             return failure(request.key, error)
@@ -60,7 +59,7 @@ class NextTokens:
                 output.top = top_logprobs(logprobs[None], request.submit.top_logprobs)
             if request.submit.token_ids_logprob:
                 output.given = [logprobs[request.submit.token_ids_logprob].tolist()]
-        output.finish = self._append(request, token, output)
+        output.finish = self._append(request, token, output, in_prefix=in_prefix)
         prompt_logprobs.attach(request, output)
         if request.matcher is not None:
             if output.finish is None and self._bound.jumps(request):
@@ -81,21 +80,27 @@ class NextTokens:
     @torch.inference_mode()
     def _sample(self, request: Request, logits: Tensor, mask: Bits | None) -> int:
         filters = self._filters
-        return sample(logits.clone(), request.row, request.output_len, mask, filters)
+        return sample(logits.clone(), request.row, request.draw_index, mask, filters)
 
-    def _append(self, request: Request, token: int, output: Output) -> str | None:
-        """Take a token into the output; why it ended with it, if it has."""
+    def _append(
+        self, request: Request, token: int, output: Output, *, in_prefix: bool
+    ) -> str | None:
+        """Take a token into the output, or into the prompt; why it ended with it, if it has."""
         request.tokens.append(token)
-        request.row.note_output(token)
         output.ids.append(token)
+        if in_prefix:
+            output.healed += 1
+            request.heal(token)
+        else:
+            request.row.note_output(token)
         return self._finish_reason(request, token)
 
     def _jump(self, request: Request, matcher: Matcher, output: Output) -> int:
         """Take the forced tokens into the output, up to its end; the last token that it has."""
         for token in matcher.forced():
-            matcher.accept(token)
-            output.forced += 1
-            output.finish = self._append(request, token, output)
+            in_prefix = self._bound.accept(request, token)
+            output.forced += not in_prefix
+            output.finish = self._append(request, token, output, in_prefix=in_prefix)
             if output.finish is not None:
                 break
         return request.tokens[-1]

@@ -23,6 +23,9 @@ from boughs.runtime.core.beam import BeamSearch
 from boughs.runtime.core.sampler import RowState
 from boughs.runtime.messages import Output, Submit
 
+HEALING = 1 << 63
+"""The first index of the random numbers that choose how a prompt's end is spelt anew."""
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -32,6 +35,8 @@ class Request:
         submit: What the front asked for.
         arrival: Position in the order of arrival; the last arrived is retracted first.
         limit: Most tokens (prompt and output) that it may have.
+        most: What `limit` cannot be raised beyond.
+        healed: Tokens after the submitted prompt that are the prompt's, too: its end, spelt anew.
         tokens: Prompt and output, int32.
         computed: How many of them have rows in the cache. Without a sequence: 0.
         sequence: Its pages, while it runs.
@@ -53,6 +58,7 @@ class Request:
         beams: Of a search that has taken its first step, best first.
         group: Of a beam, its search.
         heir_of: Of a beam without pages, the one whose committed sequence it is to fork.
+        steps: How many steps computed tokens of it. Not of a search's beams, which share steps.
     """
 
     submit: Submit
@@ -66,6 +72,8 @@ class Request:
     wanted: bytes = b""
     spot: Spot | None = None
     place: bytes = b""
+    most: int = 0
+    healed: int = 0
     computed: int = 0
     sequence: Sequence | None = None
     since: int | None = None
@@ -82,6 +90,7 @@ class Request:
     beams: list[Request] = field(default_factory=list)
     group: Request | None = None
     heir_of: Request | None = None
+    steps: int = 0
 
     @property
     def key(self) -> int:
@@ -105,8 +114,21 @@ class Request:
 
     @property
     def prompt_len(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.submit.prompt_ids)
+        """Tokens of the prompt, as far as it is spelt."""
+        return len(self.submit.prompt_ids) + self.healed
+
+    @property
+    def draw_index(self) -> int:
+        """Which random number is the next token's: its index in the output, if it is in it."""
+        if self.matcher is not None and self.matcher.in_prefix:
+            return HEALING + self.healed
+        return self.output_len
+
+    def heal(self, token: int) -> None:
+        """Its last token turned out to spell nothing but the prompt's end."""
+        self.healed += 1
+        self.limit = min(self.limit + 1, self.most)
+        self.row.note_prompt([token])
 
     @property
     def output_len(self) -> int:
@@ -121,7 +143,12 @@ class Request:
     @property
     def prefilling(self) -> bool:
         """Whether it has more to compute than the token sampled last. Not of a search's beams."""
-        return not self.beams and (self.remaining > 1 or self.output_len == 0)
+        return not self.beams and (self.remaining > 1 or not self.begun)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a token was sampled, be it one that the prompt gave back."""
+        return len(self.tokens) > len(self.submit.prompt_ids)
 
     @property
     def parts(self) -> list[Request]:
@@ -179,4 +206,5 @@ class Request:
 
     def output(self, **fields: object) -> Output:
         """An answer to the front about this request."""
-        return Output(key=self.key, cached_tokens=self.cached_tokens or 0, **fields)  # type: ignore[arg-type]
+        cached = self.cached_tokens or 0
+        return Output(key=self.key, cached_tokens=cached, forward_steps=self.steps, **fields)  # type: ignore[arg-type]

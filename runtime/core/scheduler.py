@@ -176,7 +176,7 @@ class Scheduler:
         for request in list(self._running):
             if not request.prefilling:
                 continue
-            if request.output_len:  # what a grammar forced may need pages
+            if request.begun:  # what a grammar forced may need pages
                 self._decode(request, step)
             elif step.tokens < self._budget:
                 step.add(request, min(self._budget - step.tokens, request.remaining))
@@ -201,6 +201,8 @@ class Scheduler:
                 )
             else:
                 self.counters.decode_tokens += work.count
+        for request in {work.request.group or work.request for work in step.works}:
+            request.steps += 1
 
     def _decode(self, request: Request, step: Step) -> None:
         """Give one decode its tokens, retracting requests while pages are short.

@@ -55,6 +55,7 @@ class Batch:
         top_logprobs_num: Any,
         token_ids_logprob: Any,
         rid: Any,
+        heal: Any,
     ) -> Batch:
         """The batch that the arguments of `Engine.generate` describe.
 
@@ -75,6 +76,7 @@ class Batch:
             each(top_logprobs_num, int, "top_logprobs_num"),
             read_token_ids(token_ids_logprob, count, is_list=is_list),
             read_rids(rid, count, is_list=is_list),
+            each(heal, bool, "heal"),
             strict=True,
         )
         requests = [
@@ -86,8 +88,9 @@ class Batch:
                 top_logprobs_num=top,
                 token_ids_logprob=given,
                 rid=name,
+                heal=heals,
             )
-            for text, params, logprob, start, top, given, name in fields
+            for text, params, logprob, start, top, given, name, heals in fields
         ]
         return cls(requests, is_list)
 

@@ -102,6 +102,7 @@ async def _ranked(tokenizer: Tokenizer, asked: Asked, run: Running) -> AsyncIter
     order = sorted(made.values(), key=_rank)
     kept, dropped = order[: asked.params.n], order[asked.params.n :]
     kept[0].discarded_tokens = sum(one.completion_tokens for one in dropped)
+    kept[0].forward_steps += sum(one.forward_steps for one in dropped)
     for index, one in enumerate(kept):
         one.index = index
         if not asked.logprobs:
@@ -137,6 +138,7 @@ async def _searched(tokenizer: Tokenizer, asked: Asked, run: Running) -> AsyncIt
             top=one.top,
             prompt_logprobs=output.prompt_logprobs,
             prompt_top=output.prompt_top,
+            forward_steps=0 if index else output.forward_steps,
             finish=one.finish,
             matched=one.matched,
         )

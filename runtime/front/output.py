@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+import msgspec
 import regex
 
 from boughs.lang.results import Chunk, Finish, TokenLogprob, finite
@@ -39,6 +41,9 @@ class Asked:
         bad_ids: Token sequences that are not produced whole.
         patterns: The compiled `stop_regex`.
         stop_texts: Stops that are one special token: its id to the text. The core ends there.
+        given_back: The prompt's last token or tokens, which are spelt anew and so not in
+            `prompt_ids`.
+        heal: Their text.
     """
 
     rid: str
@@ -52,6 +57,13 @@ class Asked:
     bad_ids: list[list[int]] = field(default_factory=list)
     patterns: Sequence[regex.Pattern[str]] = ()
     stop_texts: Mapping[int, str] = field(default_factory=dict)
+    given_back: list[int] = field(default_factory=list)
+    heal: str = ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt as it was given."""
+        return len(self.prompt_ids) + len(self.given_back)
 
 
 class ChoiceOutput:
@@ -78,11 +90,15 @@ class ChoiceOutput:
             at_start=tokenizer.special_ids.issuperset(asked.prompt_ids),
         )
         self._finder = StopFinder(params.stop, asked.patterns) if params.stops_in_text else None
+        self._heal = asked.heal  # text of the prompt that is to be spelt yet
+        self._spelt: list[int] = []  # tokens that spell nothing else
         self._ids: list[int] = []
         self._pieces: list[str] = []  # the characters that each token completed
         self._ends: list[int] = []  # characters up to and with each token's
         self._whole: list[bool] = []  # whether each token ends with a whole character
         self._forced: list[int] = []  # forced tokens up to and with each
+        self._steps: list[int] = []  # steps of the model up to and with each
+        self._all_steps = 0
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] | None = None
         self._cached_tokens = 0
@@ -113,13 +129,17 @@ class ChoiceOutput:
             InvalidRequest: A stop pattern takes too long.
         """
         self._cached_tokens = cached_tokens
+        self._all_steps = output.forward_steps
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = self._of_prompt(output)
+        if output.healed:
+            output = self._spell(output)
         if output.logprobs is not None:
             self._logprobs += self._entries(output.ids, output.logprobs, output.top, output.given)
         chosen = len(output.ids) - output.forced
         for at, token in enumerate(output.ids, 1):
             self._forced.append((self._forced[-1] if self._forced else 0) + (at > chosen))
+            self._steps.append(output.forward_steps)
             self._take(token, is_stop=output.matched is not None and at == len(output.ids))
             if self._finder is not None and self._finder.final:
                 return self._end_at_stop()
@@ -147,9 +167,29 @@ class ChoiceOutput:
 
     # ---- in ----
 
+    def _spell(self, output: Output) -> Output:
+        """Take the tokens that spell the prompt's end alone; the output without them."""
+        count = output.healed
+        for token in output.ids[:count]:
+            self._spelt.append(token)
+            self._beyond(self._text.add(token))
+        return msgspec.structs.replace(
+            output,
+            ids=output.ids[count:],
+            logprobs=None if output.logprobs is None else output.logprobs[count:],
+            top=None if output.top is None else output.top[count:],
+            given=None if output.given is None else output.given[count:],
+        )
+
+    def _beyond(self, piece: str) -> str:
+        """A token's text without what of it was the prompt's."""
+        count = min(len(piece), len(self._heal))
+        self._heal = self._heal[count:]
+        return piece[count:]
+
     def _take(self, token: int, *, is_stop: bool) -> None:
         if not is_stop:
-            piece = self._text.add(token)
+            piece = self._beyond(self._text.add(token))
         elif not self._asked.params.no_stop_trim:
             piece = ""
         else:  # a stop that the user gave as a text is shown as text, special or not
@@ -212,12 +252,23 @@ class ChoiceOutput:
         self.finish = finish
         self.length = len(self._ids)
         chunk = self._send(len(self._unsent), self.length)
-        segments: list[Segment] = [Ids(list(kept))] if kept else []
+        segments = self._segments(kept)
         if rest:
             segments.append(Text(rest))
         chunk.segments = segments
         chunk.finish = finish
+        chunk.token_chars = [len(piece) for piece in self._pieces[: self.length]]
+        sums = [0, *self._forced[: self.length]]
+        chunk.forced_at = [at for at, (a, b) in enumerate(pairwise(sums)) if b > a]
         return chunk
+
+    def _segments(self, kept: list[int]) -> list[Segment]:
+        """Tokens as a state holds them: with those before them that are not the prompt's own."""
+        if not kept:
+            return []
+        if not self._asked.heal or self._spelt == self._asked.given_back:
+            return [Ids(list(kept))]
+        return [Ids(self._spelt + kept, skip_bytes=len(self._asked.heal.encode()))]
 
     def _send(self, chars: int, count: int) -> Chunk:
         """A chunk of the next `chars` characters and all tokens up to `count`."""
@@ -226,9 +277,10 @@ class ChoiceOutput:
             index=self._index,
             text=self._unsent[:chars],
             output_ids=self._ids[self._sent_ids : count],
-            prompt_tokens=len(self._asked.prompt_ids),
+            prompt_tokens=self._asked.prompt_tokens,
             completion_tokens=count,
             forced_tokens=self._forced[count - 1] if count else 0,
+            forward_steps=self._steps[count - 1] if count else self._all_steps,
             cached_tokens=self._cached_tokens,
             prompt_logprobs=self._prompt_logprobs,
             rendered=None if self._started else self._asked.rendered,

@@ -20,6 +20,7 @@ from boughs.runtime.messages import Limits, Submit
 
 from .bad_words import bad_sequences
 from .chat import ChatTemplate
+from .healing import given_back
 from .output import Asked
 from .prompt import encode_segments, require_unicode
 from .score import ScorePlan
@@ -63,6 +64,7 @@ class Planner:
         for sequence in bad_ids:
             self._require_known(sequence, "bad_words")
         logprobs_from = self._check_logprobs(request, len(ids))
+        given = self._given_back(request, segments, ids)
         # The seed is drawn at arrival, so that a replay draws the same numbers.
         filled = msgspec.structs.replace(
             params,
@@ -71,9 +73,11 @@ class Planner:
         )
         return Asked(
             rid=rid,
-            prompt_ids=ids,
+            prompt_ids=ids[: len(ids) - given],
             params=filled,
             rendered=rendered,
+            given_back=ids[len(ids) - given :],
+            heal=b"".join(map(self._tokenizer.token_bytes, ids[len(ids) - given :])).decode(),
             prompt_logprobs_from=logprobs_from,
             logprobs=request.return_logprob,
             top_logprobs=request.top_logprobs_num,
@@ -110,6 +114,22 @@ class Planner:
             raise InvalidRequest("prompt: it is empty; give it at least one token", "prompt")
         self._require_fit(ids, "prompt", output)
         return ids
+
+    def _given_back(self, request: GenerateRequest, segments: list[Segment], ids: list[int]) -> int:
+        """How many of the prompt's last tokens the output is to spell anew.
+
+        None where nothing is generated, where each has its logprob, and in a beam search.
+        """
+        params = request.params
+        if (
+            not request.heal
+            or not self._tokenizer.merges
+            or params.max_new_tokens == 0
+            or params.beam_width is not None
+            or request.logprob_start_len >= 0
+        ):
+            return 0
+        return given_back(self._tokenizer, segments, ids)
 
     def plan_scores(self, request: ScoreRequest) -> ScorePlan:
         """The choices of `request` as token sequences, and the border from which they are scored.
@@ -307,5 +327,6 @@ def submit_choice(asked: Asked, choice: int) -> Submit:
         token_ids_logprob=asked.token_ids_logprob,
         prompt_logprobs_from=asked.prompt_logprobs_from if choice == 0 else None,
         bad_ids=asked.bad_ids,
+        heal=asked.heal,
         confirm=asked.params.stops_in_text,
     )

@@ -67,6 +67,13 @@ def encode_text(tokenizer: Tokenizer, text: str, *, starts: bool) -> list[int]:
     return _encode_run(tokenizer, [(text, True)], [] if starts else [0])
 
 
+def last_stretch(tokenizer: Tokenizer, segments: Sequence[Text | Content]) -> str:
+    """What neighbouring texts end with, behind the last special token in them."""
+    last = _pieces(tokenizer, [_part(segment, (), "segments") for segment in segments])[-1]
+    assert isinstance(last, str), "a run ends with a stretch"
+    return last
+
+
 def _begins_with_ids(segments: Sequence[Segment]) -> bool:
     for segment in segments:
         if isinstance(segment, Ids):

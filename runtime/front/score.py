@@ -131,7 +131,7 @@ async def score(run: Running, plan: ScorePlan, request: ScoreRequest) -> Scores:
     for branch in () if bare is None else bare.branches():
         branches.append(branch)
         run.submit(_submit(branch.ids, branch, request))
-    cached = len(plan.prompt_ids)
+    cached, steps = len(plan.prompt_ids), 0
     for _ in branches:
         event = await run.next()
         if event is None:
@@ -141,6 +141,7 @@ async def score(run: Running, plan: ScorePlan, request: ScoreRequest) -> Scores:
         assert output.scores is not None, "the core answers a submission with targets once"
         for node, values in zip(nodes, output.scores[again:], strict=True):
             node.logprobs = dict(zip(node.children, map(finite, values), strict=True))
+        steps += output.forward_steps
         if index < count:
             cached = min(cached, cached_tokens)
     return Scores(
@@ -154,6 +155,7 @@ async def score(run: Running, plan: ScorePlan, request: ScoreRequest) -> Scores:
         ],
         prompt_tokens=len(plan.prompt_ids),
         cached_tokens=cached,
+        forward_steps=steps,
         rendered=plan.rendered,
     )
 

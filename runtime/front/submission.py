@@ -24,7 +24,9 @@ class Submission:
 
     Attributes:
         tokens: Produced so far, in this life of the core and before.
+        healed: How many of them spell the prompt's end alone.
         cached_tokens: The first figure that a core gave.
+        forward_steps: Steps of the model so far, in all lives of the core.
         started: Whether a core has answered.
         tries: How many cores have been given it.
     """
@@ -33,7 +35,10 @@ class Submission:
         self.message = message
         self.deliver = deliver
         self.tokens: list[int] = []
+        self.healed = 0
         self.cached_tokens = 0
+        self.forward_steps = 0
+        self._steps_before = 0  # in former lives
         self.started = False
         self.has_prompt_logprobs = False
         self.tries = 0
@@ -43,7 +48,10 @@ class Submission:
         if not self.started:
             self.started = True
             self.cached_tokens = output.cached_tokens
+        output.forward_steps += self._steps_before
+        self.forward_steps = output.forward_steps
         self.tokens += output.ids
+        self.healed += output.healed
         self.has_prompt_logprobs |= output.prompt_logprobs is not None
         self.deliver(output)
 
@@ -52,7 +60,11 @@ class Submission:
         self.tries += 1
         if self.tries == 1:
             return self.message
+        self._steps_before = self.forward_steps
         wanted = None if self.has_prompt_logprobs else self.message.prompt_logprobs_from
         return msgspec.structs.replace(
-            self.message, output_ids=list(self.tokens), prompt_logprobs_from=wanted
+            self.message,
+            output_ids=list(self.tokens),
+            healed=self.healed,
+            prompt_logprobs_from=wanted,
         )

@@ -8,6 +8,7 @@ through the `tokenizers` package. This module knows neither segments nor request
 
 from __future__ import annotations
 
+import bisect
 import functools
 import json
 import re
@@ -46,6 +47,7 @@ class Tokenizer:
         bytes_of: The bytes that each id adds to a text.
         longest: Bytes of the longest token.
         dummy_space: Whether decoding drops the first space of a text, as SentencePiece does.
+        merges: Whether it is a BPE of bytes: its tokens are any that were merged of shorter ones.
 
     Raises:
         Unsupported: The tokenizer is of a kind whose tokens are not bytes of the text.
@@ -81,6 +83,9 @@ class Tokenizer:
             _token_bytes(kind, rust.id_to_token(id_), added.get(id_)) for id_ in range(_size(rust))
         ]
         self.longest = max(map(len, self.bytes_of))
+        fallback = any(step["type"] == "ByteFallback" for step in steps)
+        self.merges = plain["model"]["type"] == "BPE" and (kind == "bytelevel" or fallback)
+        self._sorted: list[bytes] | None = None
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -172,6 +177,16 @@ class Tokenizer:
     def token_bytes(self, id_: int) -> bytes:
         """The bytes of a token; none for ids that pad the model's vocabulary."""
         return self.bytes_of[id_] if id_ < len(self.bytes_of) else b""
+
+    def extends(self, raw: bytes) -> bool:
+        """Whether some token of text spells `raw` and more."""
+        if self._sorted is None:
+            special = frozenset(self.control.values())
+            self._sorted = sorted(
+                spelt for id_, spelt in enumerate(self.bytes_of) if id_ not in special
+            )
+        at = bisect.bisect_right(self._sorted, raw)
+        return at < len(self._sorted) and self._sorted[at].startswith(raw)
 
 
 def _source(template: str | dict[str, str] | None) -> str:

@@ -32,7 +32,6 @@ LACKED = frozenset(
         "data_parallel_rank",
         "decode_tp_size",
         "disagg_prefill_dp_rank",
-        "heal",
         "image_data",
         "image_max_dynamic_patch",
         "images_config",
@@ -139,6 +138,7 @@ def read_generate(body: Mapping[str, Any]) -> GenerateCall:
     )
     tops = _each(body, "top_logprobs_num", int, [0] * count, is_list=is_list)
     given = read_token_ids(body.get("token_ids_logprob"), count, is_list=is_list)
+    heals = _each(body, "heal", bool, [False] * count, is_list=is_list)
     rids, group = read_rids(body, count, is_list=is_list)
     requests = [
         GenerateRequest(
@@ -149,6 +149,7 @@ def read_generate(body: Mapping[str, Any]) -> GenerateCall:
             logprob_start_len=starts[at],
             top_logprobs_num=tops[at],
             token_ids_logprob=given[at],
+            heal=heals[at],
         )
         for at in range(count)
     ]

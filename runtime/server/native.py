@@ -190,6 +190,8 @@ def answer_json(call: GenerateCall, item: int, answer: Answer, began: float) -> 
     if call.name == "segments":
         result["segments"] = [to_json(segment) for segment in answer.segments]
         result["rendered"] = answer.rendered
+        if answer.token_chars is not None:
+            result["token_chars"], result["forced_at"] = answer.token_chars, answer.forced_at
     return result
 
 

@@ -10,6 +10,9 @@ from collections import deque
 
 import pytest
 
+DEATH = "the engine core died"
+"""What is logged then."""
+
 
 class Server:
     """A `boughs serve` process."""
@@ -44,6 +47,17 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+        assert DEATH not in "".join(self.lines), "".join(self.lines)
+
+
+@pytest.fixture(autouse=True)
+def no_core_dies(request, caplog):
+    """A core that dies is replaced, and nobody who reads can tell: but here it is a fault."""
+    yield
+    if request.node.get_closest_marker("kills_core") is None:
+        records = [*caplog.get_records("setup"), *caplog.get_records("call")]
+        deaths = [record.getMessage() for record in records if DEATH in record.getMessage()]
+        assert not deaths, deaths[0]
 
 
 @pytest.fixture(scope="module")

@@ -174,6 +174,7 @@ def test_with_logprobs_every_token_has_its_step(engine):
     jsonschema.validate(json.loads(answer["text"]), KEYS)
 
 
+@pytest.mark.kills_core
 def test_what_is_constrained_and_what_waits_for_its_grammar_outlives_the_core(tiny_model):
     with boughs.Engine(model_path=tiny_model, kv_memory="16M", grammar_timeout=60.0) as engine:
         params = {"regex": "[ab]{900}", "max_new_tokens": 900, "temperature": 0}

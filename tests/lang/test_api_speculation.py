@@ -103,6 +103,11 @@ def test_one_call_makes_all_gens(kind):
         assert [meta["speculation"] for meta in metas] == ["call", "hit", "hit", "hit"]
         assert [meta["completion_tokens"] for meta in metas] == [len(DOCUMENT), 0, 0, 0]
         assert s.usage.completion_tokens == len(DOCUMENT)
+        text, trace = s.text(), s.trace()
+        assert (trace.text, trace.usage) == (text, s.usage)
+        assert [r.text for r in trace.requests if r.kind == "gen"] == [s[name] for name in names]
+        assert not any(span.tokens for span in trace.spans)  # APIs tell no tokens
+        assert s.usage.forward_steps == 0
         assert metas[1]["finish_reason"] == {"type": "stop", "matched": "\n"}
         sent = api.server.seen[0].body
         assert "stop" not in sent

@@ -166,10 +166,11 @@ def test_each_parameter_tells_answers_apart(cache):
         ("logprob_start_len", 0),
         ("top_logprobs_num", 2),
         ("token_ids_logprob", (3,)),
+        ("heal", True),
     ):
         keys.add(key_of(cache, msgspec.structs.replace(plain, **{name: value})))
     keys.add(key_of(cache, plain, Steady(model="another")))
-    assert len(keys) == len(VARIANTS) + 6
+    assert len(keys) == len(VARIANTS) + 7
     for name, value in NO_MATTER.items():
         params = msgspec.structs.replace(plain.params, **{name: value})
         request = GenerateRequest(prompt=[Text("p")], params=params, rid="b")

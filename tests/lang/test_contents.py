@@ -70,6 +70,7 @@ def test_text_and_segments_agree(script):
             apply(contents, kind, value)
         assert "" not in [contents.shown[at] for at in contents.marks[: contents.known]]
         assert contents.settled <= len(contents.shown)
+        assert len(contents.authors) == len(contents.shown)
     apply(contents, "render", "")
     assert contents.text() == naive(contents)
     assert contents.settled == len(contents.shown)

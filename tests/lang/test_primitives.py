@@ -87,11 +87,11 @@ def test_signatures_begin_with_those_of_sglang():
 def test_only_what_was_given_is_kept():
     node = boughs.gen("x", 5, stop="a", seed=3, top_logprobs_num=2)
     assert node.sampling == {"max_new_tokens": 5, "stop": ("a",), "seed": 3}
-    assert node.logprobs == {"top_logprobs_num": 2}
+    assert node.options == {"top_logprobs_num": 2}
     assert boughs.gen().sampling == {}
     node = boughs.gen("x", allowed_token_ids=[5, 6], bad_words="bad", token_ids_logprob=[7])
     assert node.sampling == {"allowed_token_ids": (5, 6), "bad_words": ("bad",)}
-    assert node.logprobs == {"token_ids_logprob": (7,)}
+    assert node.options == {"token_ids_logprob": (7,)}
 
 
 def test_a_minimum_alone_is_compared_with_the_maximum_of_the_run():

@@ -80,16 +80,16 @@ def all_of(front):
 @pytest.fixture(scope="module")
 def undisturbed():
     with running_front(fake.FakeCore) as front:
-        return without_cached(all_of(front))
+        return without_chance(all_of(front))
 
 
-def without_cached(results):
-    """Which of the requests came first at the fake's cache is chance."""
+def without_chance(results):
+    """Which of the requests came first at the fake's cache is chance; a burst is one step."""
     *answers, scores = results
     for group in answers:
         for answer in group:
-            answer.cached_tokens = 0
-    scores.cached_tokens = 0
+            answer.cached_tokens = answer.forward_steps = 0
+    scores.cached_tokens = scores.forward_steps = 0
     return results
 
 
@@ -101,7 +101,7 @@ def without_cached(results):
 def test_answers_are_those_of_a_core_that_lives(undisturbed, deaths, burst):
     cores = Cores(*({"die_after": after, "burst": burst} for after in deaths))
     with running_front(cores) as front:
-        assert without_cached(all_of(front)) == undisturbed
+        assert without_chance(all_of(front)) == undisturbed
         assert run(front.stats())["in_flight"] == 0
         run(front.check())
 
@@ -120,6 +120,7 @@ def test_what_was_sent_is_not_sent_again_and_counts_stay():
         assert [chunk.completion_tokens for chunk in chunks] == list(range(1, 9))
         assert [chunk.prompt_logprobs is not None for chunk in chunks] == [True] + [False] * 7
         assert {chunk.cached_tokens for chunk in chunks} == {0}
+        assert [chunk.forward_steps for chunk in chunks] == list(range(1, 9))  # of all three
         sent = [[m for m in core.log if isinstance(m, Submit)] for core in cores.made]
         assert [len(messages) for messages in sent] == [1, 1, 1]
         first, second, third = (messages[0] for messages in sent)

@@ -122,6 +122,7 @@ def test_values_for_each_prompt(site):
             "logprob_start_len": [0, -1],
             "top_logprobs_num": [2, 0],
             "token_ids_logprob": [[5, 6], None],
+            "heal": [False, True],
         },
     )
     assert [a["text"] for a in answers] == ["T", "Th", "Th"]
@@ -131,6 +132,7 @@ def test_values_for_each_prompt(site):
     assert (first.logprob_start_len, second.logprob_start_len) == (0, -1)
     assert (first.top_logprobs_num, second.top_logprobs_num) == (2, 0)
     assert (first.token_ids_logprob, second.token_ids_logprob) == ((5, 6), ())
+    assert (first.heal, second.heal) == (False, True)
 
 
 @pytest.mark.parametrize("value", [[5, 6], [[5, 6], [5, 6]]])
@@ -183,7 +185,7 @@ def test_unset_keys_that_we_lack(site):
     site.post("/generate", {"text": "a", "image_data": None, "lora_path": [], "heal": False})
 
 
-@pytest.mark.parametrize("key", ["image_data", "lora_path", "session_params", "heal", "video_data"])
+@pytest.mark.parametrize("key", ["image_data", "lora_path", "session_params", "video_data"])
 def test_keys_that_we_lack(site, key):
     status, error = site.fail("/generate", {"text": "a", key: True})
     assert status == 400

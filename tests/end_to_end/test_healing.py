@@ -1,0 +1,219 @@
+"""Token healing, held against the same done by hand over the engine's own next tokens."""
+
+import asyncio
+
+import msgspec
+import pytest
+import regex
+from hypothesis import given, settings, strategies as st
+
+import boughs
+from boughs.lang import loop
+from boughs.lang.requests import GenerateRequest
+from boughs.lang.results import collect
+from boughs.lang.sampling import SamplingParams
+from boughs.lang.segments import Ids, Text
+from boughs.runtime.front.healing import given_back
+from boughs.runtime.front.prompt import encode_segments
+from boughs.runtime.front.tokenizer import Tokenizer
+from boughs.runtime.messages import Submit
+
+GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model):
+    with boughs.Engine(
+        model_path=tiny_model, in_process=True, check_invariants=True, kv_memory="32M"
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model):
+    return Tokenizer.load(tiny_model)
+
+
+def by_hand(engine, tokenizer, text, count):
+    """What healing is: the prompt's end is given back, and no token may leave its text."""
+    ids = encode_segments(tokenizer, [Text(text)])
+    prompt, back = ids[: len(ids) - count], ids[len(ids) - count :]
+    rest = b"".join(map(tokenizer.token_bytes, back))
+    made = []
+    while rest:
+        fitting = [
+            id_
+            for id_, raw in enumerate(tokenizer.bytes_of)
+            if raw and (raw.startswith(rest) or rest.startswith(raw)) and id_ not in {0, 1, 2}
+        ]
+        params = {**GREEDY, "max_new_tokens": 1, "allowed_token_ids": fitting}
+        (token,) = engine.generate(input_ids=prompt, sampling_params=params)["output_ids"]
+        raw = tokenizer.token_bytes(token)
+        prompt = [*prompt, token]
+        if len(raw) > len(rest):
+            made.append(token)
+        rest = rest[len(raw) :]
+    params = {**GREEDY, "max_new_tokens": 6 - len(made)}
+    return made + engine.generate(input_ids=prompt, sampling_params=params)["output_ids"]
+
+
+texts = st.text("the in a\nr:/.ä日", min_size=2, max_size=14)
+
+
+@pytest.mark.parametrize("size", range(24, 42))
+def test_a_token_that_was_given_back_may_need_a_page(engine, tokenizer, size):
+    """The prompt ends all about a border of pages, and its end is spelt by itself."""
+    text = "x" * size + " th"
+    ids = encode_segments(tokenizer, [Text(text)])
+    assert given_back(tokenizer, [Text(text)], ids)
+    answer = engine.generate(text, {**GREEDY, "regex": "[0-9]{5}"}, heal=True)
+    assert regex.fullmatch("[0-9]{5}", answer["text"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts)
+def test_the_output_is_what_spelling_by_hand_gives(engine, tokenizer, text):
+    ids = encode_segments(tokenizer, [Text(text)])
+    count = given_back(tokenizer, [Text(text)], ids)
+    answer = engine.generate(text, GREEDY, heal=True)
+    assert answer["output_ids"] == by_hand(engine, tokenizer, text, count)
+    assert answer["meta_info"]["prompt_tokens"] == len(ids)
+    assert answer["meta_info"]["completion_tokens"] == 6
+
+
+@settings(max_examples=30, deadline=None)
+@given(texts, st.integers(1, 4), st.sampled_from(["[ a-z]{3,9}", "(the|in|::?)+", r"\w+\."]))
+def test_a_grammar_begins_behind_the_prompt(engine, prompt, seed, pattern):
+    params = {"max_new_tokens": 24, "temperature": 1.5, "seed": seed, "regex": pattern}
+    answer = engine.generate(prompt, params, heal=True)
+    whole = answer["meta_info"]["finish_reason"]["type"] == "stop"
+    text = answer["text"].rstrip("\ufffd")  # of a character that was cut
+    assert regex.fullmatch(pattern, text, partial=not whole)
+
+
+async def ask(engine, prompt, **params):
+    """The whole answer, and the text that the chunks brought."""
+    request = GenerateRequest(
+        prompt=prompt, params=SamplingParams(**params), heal=True, return_logprob=True
+    )
+    chunks = [chunk async for chunk in engine.endpoint.generate(request)]
+
+    async def again():
+        for chunk in chunks:
+            yield chunk
+
+    return (await collect(again()))[0], "".join(chunk.text for chunk in chunks)
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts, st.integers(0, 5), st.lists(st.sampled_from(["e", " ", "in", "ä"]), max_size=2))
+def test_a_state_goes_on_with_the_tokens_that_were_made(engine, tokenizer, text, seed, stops):
+    """The next prompt is the tokens that the model saw, however the output was cut."""
+    params = {"max_new_tokens": 7, "seed": seed, "stop": tuple(stops), "ignore_eos": True}
+    answer, streamed = loop.run(ask(engine, [Text(text)], **params))
+    assert streamed == answer.text
+    assert len(answer.logprobs) == len(answer.output_ids) == answer.completion_tokens
+    state = [Text(text), *answer.segments]
+    ids = encode_segments(tokenizer, state)
+    shown = [id_ for id_ in ids if id_ not in tokenizer.special_ids]
+    raw = b"".join(map(tokenizer.token_bytes, shown)).decode("utf-8", "replace")
+    kept = raw.removeprefix(text)
+    assert kept.startswith(answer.text) or answer.text.endswith("\ufffd")
+    made = [segment for segment in answer.segments if isinstance(segment, Ids)]
+    if made and not isinstance(answer.segments[-1], Text):
+        assert ids[-len(made[0].ids) :] == made[0].ids
+
+
+def test_every_way_of_running_gives_the_same(engine):
+    """Alone and together, streamed and not, and with several choices."""
+    prompts = ["the th", "in an i", "a: the\n", "there in"]
+    params = {"max_new_tokens": 5, "seed": 3, "ignore_eos": True, "n": 2}
+    together = engine.generate(prompts, params, heal=True)
+    alone = [answer for prompt in prompts for answer in engine.generate(prompt, params, heal=True)]
+    assert [a["output_ids"] for a in together] == [a["output_ids"] for a in alone]
+    one = {**params, "n": 1}
+    *_, last = engine.generate(prompts[0], one, stream=True, heal=True)
+    assert last["output_ids"] == alone[0]["output_ids"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(texts, st.integers(0, 3), st.sampled_from([None, "[ a-z]+"]))
+def test_a_core_that_takes_over_goes_on_where_the_other_stopped(engine, tokenizer, text, seed, re):
+    """What a new core is told when the first dies after any token gives the same rest."""
+    params = SamplingParams(
+        max_new_tokens=6, seed=seed, ignore_eos=True, regex=re, frequency_penalty=1.5
+    )
+    ids = encode_segments(tokenizer, [Text(text)])
+    count = given_back(tokenizer, [Text(text)], ids)
+    back = b"".join(map(tokenizer.token_bytes, ids[len(ids) - count :])).decode()
+    message = Submit(key=0, prompt_ids=ids[: len(ids) - count], params=params, heal=back)
+    whole = loop.run(run_in_core(engine, message))
+    for upto in range(len(whole) + 1):
+        made = [token for token, _ in whole[:upto]]
+        healed = sum(in_prefix for _, in_prefix in whole[:upto])
+        again = msgspec.structs.replace(message, output_ids=made, healed=healed)
+        assert loop.run(run_in_core(engine, again)) == whole[upto:]
+
+
+async def run_in_core(engine, message):
+    """The tokens that a submission makes, and whether each spells the prompt's end alone."""
+    outputs = asyncio.Queue()
+    engine.endpoint._core.submit(msgspec.structs.replace(message), outputs.put_nowait)
+    made = []
+    while True:
+        output = await outputs.get()
+        made += [(token, at < output.healed) for at, token in enumerate(output.ids)]
+        if output.finish is not None:
+            return made
+
+
+@pytest.fixture(scope="module")
+def demo(demo_model):
+    with boughs.Engine(model_path=demo_model, in_process=True) as engine:
+        yield engine
+
+
+class TestPrograms:
+    """On the demo model, where a border in the wrong place shows."""
+
+    def test_a_url_goes_on_as_the_model_knows_it(self, demo):
+        @boughs.function
+        def link(s, heal):
+            s += 'The link is <a href="http:' + boughs.gen("x", 8, temperature=0, heal=heal)
+
+        healed, plain = link.run(heal=True, backend=demo), link.run(heal=False, backend=demo)
+        assert healed["x"].startswith("//www.")
+        assert healed["x"] != plain["x"]
+
+    def test_a_space_at_the_end_does_no_harm(self, demo):
+        @boughs.function
+        def capital(s, border):
+            s += f"The capital of France is{border}" + boughs.gen("x", 8, temperature=0)
+
+        assert capital.run(" ", backend=demo)["x"] == capital.run("", backend=demo)["x"].lstrip()
+        unhealed = capital.run(" ", backend=demo, heal=False)
+        assert unhealed["x"] != capital.run(" ", backend=demo)["x"]
+
+    def test_branches_are_joined_where_their_text_begins_within_a_token(self, demo):
+        @boughs.function
+        def links(s):
+            s += "A link is http:"
+            branches = s.fork(2)
+            for seed, branch in enumerate(branches):
+                branch += boughs.gen("x", 6, seed=seed)
+            branches.join("concate_and_append")
+            s += boughs.gen("y", 4, temperature=0)
+
+        state = links.run(backend=demo)
+        assert state.text() == "A link is http:" + "".join(state["x"]) + state["y"]
+
+    def test_a_turn_that_was_healed_is_cached_for_the_next(self, demo):
+        @boughs.function
+        def two(s):
+            s += "A link is http:" + boughs.gen("x", 8, temperature=0)
+            s += boughs.gen("y", 4, temperature=0)
+
+        demo.flush_cache()
+        state = two.run(backend=demo)
+        first, second = state.get_meta_info("x"), state.get_meta_info("y")
+        assert second["cached_tokens"] >= first["prompt_tokens"] + first["completion_tokens"] - 2
