@@ -150,7 +150,7 @@ def test_use_is_noted():
     cache = PrefixCache(40, 4)
     for first in (0, 100):
         store(cache, encode(range(first, first + 6)))
-    old, new = (cache.tree.find(encode(range(first, first + 6))).node for first in (0, 100))
+    old, new = (cache.tree.match(encode(range(first, first + 6)))[0] for first in (0, 100))
     assert 0 < old.last_use < new.last_use <= cache.tree.tick
     assert (old.hits, new.hits) == (0, 0)
     cache.release(cache.admit(encode(range(6))))
@@ -161,7 +161,7 @@ def test_use_is_noted():
     step(cache)
     cache.commit(sequence, encode(range(9)), 9)
     assert (old.priority, new.priority, sequence.node.priority) == (5, 0, 5)
-    cut = cache.tree.lock(cache.tree.find(encode([0, 1, 2, 99])))
+    cut = cache.tree.lock_prefix(encode([0, 1, 2, 99]))
     assert (cut.hits, cut.priority) == (old.hits, old.priority) == (2, 5)
     assert cut.last_use == old.last_use
     stats = cache.stats()
