@@ -72,3 +72,24 @@ def test_insertion_is_a_use(policy, order):
         cache.tree.remove(victim)
         cache.check()
     assert gone == order
+
+
+@pytest.mark.parametrize("held", ["", "lease", "lock"])
+def test_insertion_stamps_the_whole_path(held):
+    cache = PrefixCache(60, 4)
+    insert(cache, range(8))
+    if held == "lease":
+        cache.leases.pin(encode(range(8)), "me", 1.0)
+    elif held == "lock":
+        cache.tree.lock_prefix(encode(range(8)))
+    for length in (12, 12, 14):
+        before = cache.tree.tick
+        pages = cache.pool.take(-(-length // 4))
+        unused = cache.tree.insert(encode(range(length)), pages)
+        cache.pool.drop(pages[:unused])
+        cache.tree.check()
+        assert cache.tree.tick == before + 1
+        up, _ = cache.tree.match(encode(range(length)))
+        while up is not None:
+            assert up.last_use == before + 1
+            up = up.parent
