@@ -179,8 +179,9 @@ def test_what_the_tree_has_changed_under_cannot_be_locked():
         tree.lock(node, 21)
     for cut in (14, 12):
         tree.unlock(tree.lock_prefix(encode(range(cut))))
-        with pytest.raises(AssertionError, match="does not hold"):
-            tree.lock(node, length)
+        for before in (length, node.start):
+            with pytest.raises(AssertionError, match="does not hold"):
+                tree.lock(node, before)
     cache.check()
     cache.flush()
     with pytest.raises(AssertionError, match="has left"):
