@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from boughs.lang.beams import check_whole
-from boughs.lang.errors import InvalidRequest, Unservable, Unsupported
+from boughs.lang.errors import InvalidRequest, Unservable
 from boughs.lang.requests import EncodeRequest, GenerateRequest, Prompt, ScoreRequest
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Segment, Text
@@ -238,11 +238,6 @@ class Planner:
         if start < -1:
             raise InvalidRequest(
                 f"logprob_start_len must be at least -1, got {start}", "logprob_start_len"
-            )
-        if request.token_ids_logprob and request.params.beam_width is not None:
-            raise Unsupported(
-                "token_ids_logprob: beam search does not give them; leave out one of the two",
-                "token_ids_logprob",
             )
         if not request.return_logprob:
             for name, given in (

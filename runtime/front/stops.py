@@ -14,7 +14,8 @@ import math
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import regex
@@ -111,6 +112,13 @@ class _Pattern:
             self.start = at
 
 
+@dataclass
+class _Budget:
+    """CPU time that is left."""
+
+    seconds: float
+
+
 def _too_slow(pattern: str) -> InvalidRequest:
     return InvalidRequest(
         f"stop_regex: {pattern!r} takes too long to match; nested repeats do that", "stop_regex"
@@ -169,8 +177,14 @@ class StopFinder:
         self._text = ""
         self._base = 0
         self._floor = 0
-        self._budget = BUDGET_SECONDS
+        self._budget = _Budget(BUDGET_SECONDS)
         self.best: Match | None = None
+
+    def fork(self) -> StopFinder:
+        """The same, for a text that goes on another way. Both have one budget of time."""
+        made = copy(self)
+        made._stops = [replace(stop) for stop in self._stops]
+        return made
 
     @property
     def final(self) -> bool:
@@ -214,8 +228,8 @@ class StopFinder:
             self._base = keep
 
     def _spend(self, seconds: float) -> None:
-        self._budget += BUDGET_PER_PIECE - seconds
-        if self._budget < 0:
+        self._budget.seconds += BUDGET_PER_PIECE - seconds
+        if self._budget.seconds < 0:
             raise _too_slow(
                 next(s.compiled.pattern for s in self._stops if isinstance(s, _Pattern))
             )

@@ -73,17 +73,7 @@ of_kind = fronts.of_kind
             "at most 384",
         ),
         ({"token_ids_logprob": (5,)}, "token_ids_logprob", "needs return_logprob"),
-        (
-            {
-                "params": greedy(beam_width=2),
-                "return_logprob": True,
-                "token_ids_logprob": (5,),
-            },
-            "token_ids_logprob",
-            "beam search",
-        ),
-        ({"params": greedy(beam_width=2, bad_words=("a",))}, "bad_words", "beam search"),
-        ({"params": greedy(beam_width=2, allowed_token_ids=(3,))}, "allowed_token_ids", "beam"),
+        ({"params": greedy(beam_width=2, top_k=3)}, "top_k", "beam search"),
         ({"return_logprob": True, "logprob_start_len": 4}, "logprob_start_len", "past the prompt"),
         ({"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len", "at least -1"),
         ({"logprob_start_len": 0}, "logprob_start_len", "needs return_logprob"),
