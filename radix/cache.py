@@ -67,7 +67,8 @@ class PrefixCache:
         page_size: Tokens per page.
         policy: Which prefix is evicted first: `lru`, `lfu`, `fifo` or `priority`.
         enabled: Whether prefixes are kept after their requests, and shared between requests (that
-            are of no common `family`).
+            are of no common `family`). Where it is false, a family's are kept as long as one of it
+            has joined.
     """
 
     def __init__(
@@ -102,6 +103,18 @@ class PrefixCache:
         if self._enabled:
             return namespace
         return object() if family is None else (namespace, family)
+
+    def join(self, scope: Hashable) -> None:
+        """A request of this scope has come, and is to `leave` it.
+
+        Until all have left, what they commit is kept as other prefixes are where `enabled` is true:
+        in pages that go to whoever needs them.
+        """
+        self._eviction.join(scope)
+
+    def leave(self, scope: Hashable) -> None:
+        """A request that had joined is gone."""
+        self._eviction.leave(scope)
 
     # ---- a request's life ----
 

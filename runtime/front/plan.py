@@ -20,6 +20,7 @@ from boughs.runtime.messages import Limits, Submit
 
 from .bad_words import bad_sequences
 from .chat import ChatTemplate
+from .endings import encode_endings
 from .healing import given_back
 from .output import Asked
 from .prompt import encode_segments, require_unicode
@@ -142,12 +143,11 @@ class Planner:
         segments = as_segments(request.prompt)
         rendered = self._chat.render_roles([*segments, Text("")])
         prompt = self.encode(segments, rendered, output=0)
-        sequences = []
         for at, choice in enumerate(request.choices):
             require_unicode(choice, f"choices[{at}]")
-            ids = encode_segments(self._tokenizer, [*segments, Text(choice)], rendered)
+        sequences = encode_endings(self._tokenizer, segments, rendered, prompt, request.choices)
+        for at, ids in enumerate(sequences):
             self._require_fit(ids, f"choices[{at}]: prompt and choice", 0)
-            sequences.append(ids)
         border = min(_common(prompt, ids) for ids in sequences)
         return ScorePlan(prompt, [ids[border:] for ids in sequences], border, rendered)
 
