@@ -133,24 +133,25 @@ def compile_patterns(sources: Iterable[str]) -> list[regex.Pattern[str]]:
             everywhere.
     """
     compiled = []
-    for source in sources:
+    for at, source in enumerate(sources):
+        where = f"stop_regex[{at}]"
         counts = re.findall(r"\{\s*([0-9]+)", source)
         if math.prod(max(1, int(count)) for count in counts) > MAX_REPEATS:
             raise InvalidRequest(
-                f"stop_regex: the counts in {source!r} multiply to more than {MAX_REPEATS}",
-                "stop_regex",
+                f"{where}: the counts in {source!r} multiply to more than {MAX_REPEATS}",
+                where,
             )
         try:
             pattern = regex.compile(source)
             empty = pattern.match("", timeout=CALL_SECONDS) is not None
         except (regex.error, RecursionError, OverflowError, MemoryError) as error:
-            raise InvalidRequest(f"stop_regex: {source!r}: {error}", "stop_regex") from None
+            raise InvalidRequest(f"{where}: {source!r}: {error}", where) from None
         except TimeoutError:
             raise _too_slow(source) from None
         if empty:
             raise InvalidRequest(
-                f"stop_regex: {source!r} matches the empty text and would stop at once",
-                "stop_regex",
+                f"{where}: {source!r} matches the empty text and would stop at once",
+                where,
             )
         compiled.append(pattern)
     return compiled
