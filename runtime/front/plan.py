@@ -64,7 +64,7 @@ class Planner:
         self._check_texts(params)
         segments = as_segments(request.prompt)
         rendered = self._chat.render_roles(segments)
-        ids = self.encode(segments, rendered)
+        ids = self.encode(segments, rendered, output=0 if params.max_new_tokens == 0 else 1)
         self._check_ids(request)
         bad_ids = bad_sequences(self._tokenizer, params.bad_words)
         for sequence in bad_ids:

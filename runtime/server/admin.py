@@ -20,6 +20,9 @@ from boughs.lang.sampling import SamplingParams
 from .errors import json_response
 from .served import Served
 
+QUERY = {"/flush_cache": ("timeout",), "/tree": ("max_segments", "max_tokens")}
+"""The keys that a path takes in its query; no other path takes any."""
+
 PROBE_SECONDS = 20.0
 """How long a probe waits for its token."""
 
@@ -58,7 +61,7 @@ class Admin:
         ]
 
     async def health(self, _: web.Request) -> web.Response:
-        """200 while the core is alive and answers, else 503."""
+        """200 while the core is alive and not stuck, else 503; at once."""
         healthy = await self._served.health()
         return json_response({"healthy": healthy}, 200 if healthy else 503)
 
