@@ -61,7 +61,13 @@ class Matcher:
 
     def fork(self) -> Matcher:
         """The same state, for an output that goes on another way."""
-        return Matcher(self.raw.deep_copy(), self._kind, weaker=self.weaker)
+        return Matcher(
+            self.raw.deep_copy(),
+            self._kind,
+            weaker=self.weaker,
+            prefix=self._prefix,
+            tokenizer=self._tokenizer,
+        )
 
     def mask(self, vocab_size: int) -> NDArray[np.bool_]:
         """Which tokens may come next: bool [vocab_size]. EOS is among them where it may end.
