@@ -243,6 +243,7 @@ def test_a_program_searches_under_a_grammar_and_up_to_a_stop(engine):
     assert "e" not in state["until"]
 
 
+@pytest.mark.kills_core
 def test_a_core_that_dies_begins_its_searches_anew(folder, engine):
     """The answer is the one that an engine gives whose core lives."""
     params = {"beam_width": 4, "n": 4, "max_new_tokens": 300, "regex": "[a-z ]{400}",
