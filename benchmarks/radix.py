@@ -95,7 +95,7 @@ def insert_below(sglang) -> Iterator[Row]:
 
     def put(pair: tuple[bytes, list[int]]) -> None:
         tokens, pages = pair
-        handle = tree.lock(tree.find(tokens))
+        handle = tree.lock_prefix(tokens)
         tree.unlock(tree.append(handle, tokens[len(prefix) :], pages))
 
     from_root = each([(tokens, cache.pool.take(63)) for tokens in prompts], put)
@@ -169,7 +169,7 @@ def order_queue(sglang) -> Iterator[Row]:
     tree = cache.tree
 
     def fresh():
-        return sorted(((tree.find(tokens).length, i) for i, tokens in enumerate(queue)))
+        return sorted(((tree.match(tokens)[1], i) for i, tokens in enumerate(queue)))
 
     spots = [tree.find(tokens) for tokens in queue]
 

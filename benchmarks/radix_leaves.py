@@ -1,8 +1,9 @@
 """Match, insert and evict in a tree of 100,000 leaves, trace by trace, beside SGLang's tree.
 
-Insertion is measured twice: from the root, and as a request enters what it has computed, whose
-prefix it has held since its admission: our `commit`, SGLang's `checkpoint`. The operations of both
-sides take turns, in trees that live throughout. Used by `benchmarks/radix.py`.
+Insertion is measured twice: from the root, by nobody who holds the prefix (`insert` of both trees),
+and as a request enters what it has computed, whose prefix it has held since its admission: our
+`commit`, SGLang's `checkpoint`. The operations of both sides take turns, in trees that live
+throughout. Used by `benchmarks/radix.py`.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ class Ours:
         """One trace in two ways, then evictions."""
         timer, cache = Timer(), self.cache
         for prompt, whole in from_root:
-            timer("match", cache.tree.find, prompt[:-4])
+            timer("match", cache.tree.match, prompt[:-4])
             pages = cache.pool.take(-(-len(whole) // (4 * PAGE)))
-            used = timer("insert, from the root", self._insert, whole, pages)
-            cache.pool.drop(pages[:used])
+            unused = timer("insert, from the root", cache.tree.insert, whole, pages)
+            cache.pool.drop(pages[:unused])
         for prompt, whole in by_request:
             sequence = cache.admit(prompt[:-4])
             cache.grow(sequence, len(whole) // 4)
@@ -86,19 +87,6 @@ class Ours:
         for _ in range(200):
             timer("evict a page", self.eviction.evict, 1)
         return timer.means()
-
-    def _insert(self, tokens: bytes, pages: list[int]) -> int:
-        """Enter tokens from the root; how many of `pages` it did not need."""
-        tree = self.cache.tree
-        spot = tree.find(tokens)
-        handle = tree.lock(spot)
-        first = spot.length // PAGE
-        if 4 * spot.length == len(tokens):
-            first = len(pages)
-        else:
-            handle = tree.append(handle, tokens[4 * spot.length :], pages[first:])
-        tree.unlock(handle)
-        return first
 
 
 class Theirs:

@@ -20,7 +20,9 @@ HONOURED = frozenset(
     (
         *("beam_width", "length_penalty", "early_stopping", "n"),
         *("max_new_tokens", "min_new_tokens", "stop_token_ids", "ignore_eos"),
-        *("repetition_penalty", "logit_bias"),
+        *("stop", "stop_regex", "regex", "json_schema", "ebnf", "strict"),
+        *("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias"),
+        *("allowed_token_ids", "bad_words"),
         *("no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens"),
         *("priority", "cache_salt", "timeout"),
         "seed",  # of nothing: as in greedy decoding, no number is drawn

@@ -23,7 +23,7 @@ from boughs.lang.errors import (
     Overloaded,
     RequestTimeout,
     Unsupported,
-    as_error,
+    as_answered,
 )
 from boughs.lang.requests import EncodeRequest, GenerateRequest, PinRequest, Prompt, ScoreRequest
 from boughs.lang.results import Chunk, Embedding, LeaseState, Scores
@@ -318,7 +318,7 @@ def _refused(url: str, response: aiohttp.ClientResponse, raw: bytes) -> BoughsEr
     """The error that a server answered."""
     try:
         fault = msgspec.json.decode(raw)["error"]
-        error = as_error(str(fault["type"]), str(fault["message"]), fault.get("param"))
+        error = as_answered(fault)
     except (msgspec.DecodeError, LookupError, TypeError):
         text = raw[:500].decode("utf-8", "replace")
         return BackendError(f"{url} answered {response.status} {response.reason}: {text}")

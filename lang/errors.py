@@ -16,14 +16,16 @@
     ├── BackendError (502)       what a remote answered that is none of the above
     └── ProgramError             an error inside a program: where, and chained to its cause
 
-`as_error` turns the plain form (`kind`, `message`, `param`) that crosses a process or the wire back
-into the error itself; `as_plain` gives that form. This module knows nothing of requests, programs
-or servers.
+`as_error` turns the plain form (`kind`, `message`, `param`) that crosses a process back into the
+error itself, `as_answered` that of the wire; `as_plain` gives that form. This module knows nothing
+of requests, programs or servers.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 
 class BoughsError(Exception):
@@ -149,6 +151,19 @@ def as_error(kind: str, message: str, param: str | None = None) -> BoughsError:
     if isinstance(error, InvalidRequest):
         error.param = param
     return error
+
+
+def as_answered(fault: Mapping[str, Any]) -> BoughsError:
+    """The error that a server's answer tells of. A program's parameters stand in no object.
+
+    Raises:
+        LookupError: It has no type or message.
+    """
+    kind, message, param = str(fault["type"]), str(fault["message"]), fault.get("param")
+    inside = "sampling_params."
+    if isinstance(param, str):
+        param = param.removeprefix(inside)
+    return as_error(kind, message.removeprefix(inside), param)
 
 
 def as_plain(error: BoughsError) -> tuple[str, str, str | None]:

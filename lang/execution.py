@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import inspect
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
@@ -50,6 +51,7 @@ class Execution:
         self.state = ProgramState(executor, outside=True)
         self._inner = ProgramState(executor)
         self.is_async = inspect.iscoroutinefunction(body)
+        self._dropped: weakref.finalize[..., ProgramState] | None = None
 
     def execute(self) -> ProgramState:
         """Run the program to its end; a plain body runs in the calling thread.
@@ -68,6 +70,8 @@ class Execution:
         except BaseException as error:
             self._fail(error)
             raise
+        finally:
+            self._settle()
         return self.state
 
     async def execute_async(self) -> ProgramState:
@@ -82,25 +86,32 @@ class Execution:
         except BaseException as error:
             self._fail(error)
             raise
+        finally:
+            self._settle()
         return self.state
 
     def start(self, *, pooled: bool = False) -> ProgramState:
         """Let the program run by itself; its errors reach those who read its state.
 
+        It ends early where nobody holds this state any more, nor reads it.
+
         Args:
             pooled: Whether a plain body waits for a thread of the bounded pool. One that another
                 body starts never does: that body may hold the thread for which it would wait.
         """
+        state, self.state = self.state, self._inner  # what runs does not hold what is given away
+        self._dropped = weakref.finalize(state, self._unread)
+        self._dropped.atexit = False
         if self.is_async:
             loop.submit(self.execute_async())
-            return self.state
+            return state
         context = contextvars.copy_context()
         if pooled and not inside_program():
             shared_pool().submit(lambda: context.run(self._quietly))
-            return self.state
+            return state
         name = f"boughs-{self._run.program}"
         threading.Thread(target=context.run, args=(self._quietly,), name=name, daemon=True).start()
-        return self.state
+        return state
 
     def usage(self) -> Usage:
         """What it has cost so far."""
@@ -153,6 +164,14 @@ class Execution:
         failure = self._run.failure()
         if failure is not None:
             raise failure.make()
+
+    def _unread(self) -> None:
+        """Called wherever a state is collected, so it takes no locks."""
+        loop.background_loop().call_soon_threadsafe(self.cancel)
+
+    def _settle(self) -> None:
+        if self._dropped is not None:
+            self._dropped.detach()
 
     def _quietly(self) -> None:
         with contextlib.suppress(BaseException):  # its state has it, and gives it to its readers

@@ -8,7 +8,7 @@ vocabulary) is checked by the engine's front, against the limits that its core r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -208,6 +208,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidRequest(
                     f"{written} must be {allowed}, got {getattr(self, name)!r:.80}", written
                 )
+        for place, value, allowed in self._wrong_items():
+            written = where + place
+            raise InvalidRequest(f"{written} must be {allowed}, got {value!r:.80}", written)
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidRequest(
@@ -224,8 +227,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _bounds(self) -> tuple[tuple[str, bool, str], ...]:
         """(field, whether it is out of range, what is allowed)."""
-        most, bias, patterns = self.max_new_tokens, self.logit_bias or {}, self.stop_regex
-        best, width = self.best_of, self.beam_width
+        most, best, width = self.max_new_tokens, self.best_of, self.beam_width
         return (
             ("max_new_tokens", most is not None and most < 0, "at least 0"),
             ("min_new_tokens", self.min_new_tokens < 0, "at least 0"),
@@ -247,22 +249,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 not LEAST_REPETITION_PENALTY <= self.repetition_penalty <= 2,
                 f"from {LEAST_REPETITION_PENALTY:g} to 2",
             ),
-            ("logit_bias", not all(-100 <= v <= 100 for v in bias.values()), "from -100 to 100"),
             ("allowed_token_ids", self.allowed_token_ids == (), "at least one token id"),
             ("bad_words", len(self.bad_words) > MAX_BAD_WORDS, f"at most {MAX_BAD_WORDS} strings"),
-            (
-                "bad_words",
-                not all(0 < len(word) <= MAX_BAD_WORD_CHARS for word in self.bad_words),
-                f"strings of 1 to {MAX_BAD_WORD_CHARS} characters",
-            ),
             ("stop", len(self.stop) > MAX_STOPS, f"at most {MAX_STOPS} strings"),
-            ("stop", "" in self.stop, "strings that are not empty"),
             ("stop_regex", len(self.stop_regex) > MAX_STOPS, f"at most {MAX_STOPS} patterns"),
-            (
-                "stop_regex",
-                any(len(p.encode("utf-8", "replace")) > MAX_STOP_REGEX_BYTES for p in patterns),
-                f"patterns of at most {MAX_STOP_REGEX_BYTES} bytes",
-            ),
             ("n", not 1 <= self.n <= 128, "from 1 to 128"),
             ("best_of", not 1 <= (1 if best is None else best) <= 128, "from 1 to 128"),
             ("beam_width", not 1 <= (1 if width is None else width) <= 128, "from 1 to 128"),
@@ -275,6 +265,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 "above 0 and finite",
             ),
         )
+
+    def _wrong_items(self) -> Iterator[tuple[str, object, str]]:
+        """(place, value, what is allowed) of what is out of range in a list or mapping."""
+        words, most = self.bad_words, MAX_BAD_WORD_CHARS
+        lists: tuple[tuple[str, tuple[str, ...], Callable[[str], bool], str], ...] = (
+            ("bad_words", words, lambda word: 0 < len(word) <= most, f"of 1 to {most} characters"),
+            ("stop", self.stop, bool, "a string that is not empty"),
+            ("stop_regex", self.stop_regex, _is_short, f"at most {MAX_STOP_REGEX_BYTES} bytes"),
+        )
+        for name, items, is_fine, allowed in lists:
+            for at, item in enumerate(items):
+                if not is_fine(item):
+                    yield f"{name}[{at}]", item, allowed
+        for id_, bias in (self.logit_bias or {}).items():
+            if not -100 <= bias <= 100:
+                yield f"logit_bias.{id_}", bias, "from -100 to 100"
+
+
+def _is_short(pattern: str) -> bool:
+    return len(pattern.encode("utf-8", "replace")) <= MAX_STOP_REGEX_BYTES
 
 
 def _widened(name: str, value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from boughs.lang.errors import BackendError, as_error
+from boughs.lang.errors import BackendError, as_answered
 from boughs.lang.results import Chunk, Finish, TokenLogprob
 from boughs.lang.segments import from_json
 
@@ -52,7 +52,7 @@ def _event(value: bytes) -> Json:
         return event
     if not isinstance(fault, dict):
         raise BackendError(str(fault))
-    raise as_error(str(fault.get("type")), str(fault.get("message")), fault.get("param"))
+    raise as_answered({"type": None, "message": None, **fault})
 
 
 @dataclass

@@ -35,7 +35,7 @@ def audit_tree(tree: RadixTree) -> list[str]:
         ("nodes", tree.nodes, len(inner)),
         ("tokens", tree.tokens, sum(len(node.tokens) // WIDTH for node in inner)),
         ("cached", tree.cached, len(listed)),
-        ("reach", tree.reach, len(listed) - _kept(tree, nodes)),
+        ("kept", tree.kept, _kept(tree, nodes)),
     ):
         if have != want:
             found.append(f"tree.{name} is {have} and should be {want}")

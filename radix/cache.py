@@ -16,7 +16,7 @@ from .audit import audit
 from .copies import Copies, CopyOrder, PendingCopy
 from .eviction import Eviction
 from .leases import Leases
-from .node import WIDTH, Node, Spot, ancestor, descend, page_table, path, tail_holder
+from .node import WIDTH, Node, ancestor, page_table, path, tail_holder
 from .pool import PagePool
 from .stats import CacheStats, Counters, gather_stats
 from .tree import RadixTree
@@ -67,7 +67,8 @@ class PrefixCache:
         page_size: Tokens per page.
         policy: Which prefix is evicted first: `lru`, `lfu`, `fifo` or `priority`.
         enabled: Whether prefixes are kept after their requests, and shared between requests (that
-            are of no common `family`).
+            are of no common `family`). Where it is false, a family's are kept as long as one of it
+            has joined.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class PrefixCache:
         `tree.find` says where the match ended, too, for `tree.refind`: to ask again of the same
         tokens costs next to nothing where the tree has not changed under them.
         """
-        return self.tree.find(tokens, namespace).length
+        return self.tree.match(tokens, namespace)[1]
 
     def available(self) -> int:
         """How many pages `grow` could hand out now, exactly."""
@@ -102,6 +103,18 @@ class PrefixCache:
         if self._enabled:
             return namespace
         return object() if family is None else (namespace, family)
+
+    def join(self, scope: Hashable) -> None:
+        """A request of this scope has come, and is to `leave` it.
+
+        Until all have left, what they commit is kept as other prefixes are where `enabled` is true:
+        in pages that go to whoever needs them.
+        """
+        self._eviction.join(scope)
+
+    def leave(self, scope: Hashable) -> None:
+        """A request that had joined is gone."""
+        self._eviction.leave(scope)
 
     # ---- a request's life ----
 
@@ -130,7 +143,7 @@ class PrefixCache:
         """
         self.counters.admissions += 1
         self.counters.admitted_tokens += len(tokens) // WIDTH
-        handle = self.tree.lock(self.tree.find(tokens, self.scope(namespace, family)))
+        handle = self.tree.lock_prefix(tokens, self.scope(namespace, family))
         for node in path(handle):
             node.hits += 1
             node.priority = max(node.priority, priority)
@@ -148,8 +161,7 @@ class PrefixCache:
         """
         assert sequence in self.sequences, "the sequence was released"
         assert length <= sequence.node.end, "commit what is to be forked"
-        node = ancestor(sequence.node, length)
-        handle = self.tree.lock(Spot(None, node, length, node.version))
+        handle = self.tree.lock(ancestor(sequence.node, length), length)
         return self._hold(handle, length, sequence.priority)
 
     def grow(self, sequence: Sequence, length: int) -> None:
@@ -183,15 +195,14 @@ class PrefixCache:
         assert not self.copies.is_pending(sequence.copy), "rows behind a copy that is not done"
         sequence.computed = max(sequence.computed, length)
         tokens = tokens[: length * WIDTH]
-        end, at = descend(node, tokens, node.end * WIDTH)
-        matched = at // WIDTH
-        if matched > node.end:
-            node = self.tree.advance(node, Spot(None, end, matched, end.version))
+        end, matched = self.tree.match(tokens, below=node)
+        if end is not None and matched > node.end:
+            node = self.tree.advance(node, end, matched)
             self._swap(sequence, node)
         if matched < length:
             first = matched // self._size
             pages = sequence.pages[first : -(-length // self._size)]
-            node = self.tree.append(node, tokens[at:], pages)
+            node = self.tree.append(node, tokens[matched * WIDTH :], pages)
             if length % self._size:
                 self.pool.share(pages[-1:])  # where the sequence goes on
             self.copies.follow(pages[0], node)
@@ -237,8 +248,7 @@ class PrefixCache:
             elif copy := self._copy(source, holder, node.end - border, length, len(table)):
                 table.append(copy.order.destination)
             else:
-                above = ancestor(node, border)
-                above = self.tree.lock(Spot(None, above, border, above.version))
+                above = self.tree.lock(ancestor(node, border), border)
                 self._eviction.unlock(node)
                 node = above
         sequence = Sequence(table, node.end, node, node.end, priority, copy)
@@ -261,7 +271,7 @@ class PrefixCache:
             self.tree.lock_node(holder)
         else:  # of a long branch, only its first page
             end = min(holder.end, (holder.start // self._size + 1) * self._size)
-            holder = self.tree.lock(Spot(None, holder, end, holder.version))
+            holder = self.tree.lock(holder, end)
         if self.available() < max(1, -(-length // self._size) - pages):
             self._eviction.unlock(holder)
             return None

@@ -122,7 +122,8 @@ class Events:
     """
 
     def __init__(self) -> None:
-        self._logs: list[EventLog] = []
+        self.logs: list[EventLog] = []
+        """The listeners; none, most of the time."""
 
     def listen(self, roots: Iterable[Node] = (), limit: int = 65536) -> EventLog:
         """A stream of what happens, which begins with what there is under `roots`.
@@ -133,33 +134,33 @@ class Events:
         """
         log = EventLog(limit)
         log.replay(roots)
-        self._logs.append(log)
+        self.logs.append(log)
         return log
 
     def unlisten(self, log: EventLog) -> None:
         """End a stream."""
-        self._logs.remove(log)
+        self.logs.remove(log)
 
     def stored(self, node: Node, start: int) -> None:
         """Tell that the tokens of `node` from `start` on have come."""
-        for log in self._logs:
+        for log in self.logs:
             log.stored(node, start)
 
     def evicted(self, node: Node, start: int) -> None:
         """Tell that the tokens of `node` from `start` on are about to go."""
-        for log in self._logs:
+        for log in self.logs:
             log.evicted(node, start)
 
     def flushed(self, roots: Iterable[Node]) -> None:
         """Tell that all went but what is under `roots`."""
-        for log in self._logs:
+        for log in self.logs:
             log.flushed(roots)
 
     @contextmanager
     def muted(self) -> Iterator[None]:
         """Tell nothing meanwhile."""
-        logs, self._logs = self._logs, []
+        logs, self.logs = self.logs, []
         try:
             yield
         finally:
-            self._logs = logs
+            self.logs = logs

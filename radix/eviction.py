@@ -7,9 +7,10 @@ tree's. It knows no requests.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Hashable
 
 from .leases import Leases
-from .node import DEAD, Node
+from .node import DEAD, Node, Root
 from .pool import OutOfPages
 from .tree import RadixTree
 
@@ -20,13 +21,15 @@ class Eviction:
     Args:
         tree: What to evict from.
         leases: What to break where that is not enough.
-        keep: Whether prefixes stay when their last handle is given back.
+        keep: Whether prefixes stay when their last handle is given back. Else only those of a
+            namespace that somebody has joined do.
     """
 
     def __init__(self, tree: RadixTree, leases: Leases, *, keep: bool = True) -> None:
         self._tree = tree
         self._leases = leases
         self._keep = keep
+        self._joined: dict[Hashable, int] = {}
 
     def available(self) -> int:
         """How many pages `take` could hand out now, exactly."""
@@ -81,10 +84,38 @@ class Eviction:
     def unlock(self, node: Node) -> None:
         """Give a handle back, and evict what it held, if prefixes are not to be kept."""
         self._tree.unlock(node)
-        if self._keep:
+        if self._keep or self._is_joined(node):
             return
         while node.evictable and not node.children and node.version != DEAD:
             parent = node.parent
             assert parent is not None, "a root is not evictable"
             self._tree.remove(node)
             node = parent
+
+    def join(self, namespace: Hashable) -> None:
+        """Prefixes of a namespace stay until as many have left as have joined, or room is made."""
+        if not self._keep:
+            self._joined[namespace] = self._joined.get(namespace, 0) + 1
+
+    def leave(self, namespace: Hashable) -> None:
+        """Evict what no handle holds of a namespace, if this was the last to leave it."""
+        if self._keep:
+            return
+        self._joined[namespace] -= 1
+        if self._joined[namespace]:
+            return
+        del self._joined[namespace]
+        root = self._tree.roots.get(namespace)
+        nodes: list[Node] = [] if root is None else [root]
+        for node in nodes:
+            nodes.extend(node.children.values())
+        for node in reversed(nodes):
+            if node.evictable and not node.children:
+                self._tree.remove(node)
+
+    def _is_joined(self, node: Node) -> bool:
+        if not self._joined:
+            return False
+        while node.parent is not None:
+            node = node.parent
+        return isinstance(node, Root) and node.namespace in self._joined

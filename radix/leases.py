@@ -69,7 +69,7 @@ class Leases:
 
         A lease ends at its deadline, with its owner, when it is released or when it is broken.
         """
-        node = self._tree.lock(self._tree.find(tokens, namespace))
+        node = self._tree.lock_prefix(tokens, namespace)
         for up in path(node):
             up.leases += 1
         self._tree.unlock(node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 WIDTH = 4
 """Bytes of a token."""
@@ -65,15 +65,9 @@ class Node:
         self.pages = pages
         self.parent = parent
         self.children: dict[bytes, Node] = {}
-        self.locks = 0
-        self.leases = 0
-        self.busy = 0
-        self.version = 0
         self.segment = segment
-        self.hits = 0
-        self.last_use = 0
-        self.priority = 0
-        self.rank = 0
+        self.locks = self.leases = self.busy = self.version = 0
+        self.hits = self.last_use = self.priority = self.rank = 0
         self.older: Node | None = None
         self.newer: Node | None = None
 
@@ -96,8 +90,9 @@ class Root(Node):
         self.namespace = namespace
 
 
-class Spot(NamedTuple):
-    """Where a match ended: `length` tokens deep, inside `node` or at its end.
+@dataclass(slots=True, eq=False)
+class Spot:
+    """Where a match ended, to be asked for again: `length` tokens deep, in `node` or at its end.
 
     `node` is None where the namespace has no tree. `version` is the node's when the match was made.
     """
@@ -126,22 +121,6 @@ def common(segment: bytes, tokens: bytes, at: int) -> int:
         else:
             high = middle
     return low
-
-
-def descend(node: Node, tokens: bytes, at: int) -> tuple[Node, int]:
-    """Match `tokens`, of which `at` bytes lead to the end of `node`, as far as they go.
-
-    Returns:
-        The node in which the match ends, and how many bytes of `tokens` are matched.
-    """
-    while True:
-        child = node.children.get(tokens[at : at + WIDTH])
-        if child is None:
-            return node, at
-        if not tokens.startswith(child.tokens, at):
-            return child, at + common(child.tokens, tokens, at)
-        node = child
-        at += len(child.tokens)
 
 
 def path(node: Node) -> Iterator[Node]:

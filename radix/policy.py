@@ -50,7 +50,11 @@ class LeastRecentlyUsed:
 
     def add(self, node: Node) -> None:
         """Put the node at the newest end."""
-        self._insert(node, self._ends)
+        ends = self._ends
+        newest = ends.older
+        assert newest is not None, "the list is not closed"
+        node.older, node.newer = newest, ends
+        newest.newer = ends.older = node
 
     def remove(self, node: Node) -> None:
         """Take the node out of the list."""
@@ -62,8 +66,10 @@ class LeastRecentlyUsed:
 
     def split(self, upper: Node, lower: Node) -> None:
         """Put `upper` right after `lower`."""
-        assert lower.newer is not None, "the node is not in the list"
-        self._insert(upper, lower.newer)
+        newer = lower.newer
+        assert newer is not None, "the node is not in the list"
+        upper.older, upper.newer = lower, newer
+        lower.newer = newer.older = upper
 
     def bare(self, node: Node) -> None:
         """Do nothing: the node is in the list, and the list is in order."""
@@ -72,12 +78,6 @@ class LeastRecentlyUsed:
         """Give the oldest node, which is a leaf."""
         oldest = self._ends.newer
         return None if oldest is self._ends else oldest
-
-    def _insert(self, node: Node, newer: Node) -> None:
-        older = newer.older
-        assert older is not None, "the neighbour is not in the list"
-        node.older, node.newer = older, newer
-        older.newer = newer.older = node
 
     def faults(self, evictable: set[Node]) -> list[str]:
         """Compare the list with the evictable nodes."""

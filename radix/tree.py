@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 
 from .audit import audit_tree
 from .events import Events
-from .node import DEAD, WIDTH, Node, Root, Spot, descend
+from .node import DEAD, WIDTH, Node, Root, Spot, common
 from .policy import POLICIES
 from .pool import PagePool
 
@@ -23,15 +23,15 @@ class RadixTree:
     >>> pool = PagePool(9)
     >>> tree = RadixTree(pool, page_size=4)
     >>> words = array("i", [5, 6, 7, 8, 9, 10]).tobytes()
-    >>> handle = tree.lock(tree.find(words))              # nothing cached yet: the root
+    >>> handle = tree.lock_prefix(words)                  # nothing cached yet: the root
     >>> pages = pool.take(2)
     >>> handle = tree.append(handle, words, pages)        # six tokens, in pages 1 and 2
     >>> tree.unlock(handle)
-    >>> spot = tree.find(array("i", [5, 6, 7, 11]).tobytes())
-    >>> spot.length, tree.reach
+    >>> node, length = tree.match(array("i", [5, 6, 7, 11]).tobytes())
+    >>> length, tree.reach
     (3, 2)
     >>> tree.remove(tree.policy.victim())                 # the least recently used leaf goes
-    >>> tree.find(words).length, pool.free
+    >>> tree.match(words)[1], pool.free
     (0, 8)
 
     Args:
@@ -55,8 +55,8 @@ class RadixTree:
         """Tokens that can be matched."""
         self.cached = 0
         """Pages that nodes list."""
-        self.reach = 0
-        """Pages that eviction can free, were every lease broken."""
+        self.kept = 0
+        """Of these, pages that are left when all that has no handle is evicted."""
         self.tick = 0
         """Uses so far, the clock of `last_use`."""
         self.segments = 0
@@ -65,16 +65,41 @@ class RadixTree:
         self.evicted_pages = 0
         self.evicted_tokens = 0
 
+    @property
+    def reach(self) -> int:
+        """Pages that eviction can free, were every lease broken."""
+        return self.cached - self.kept
+
     # ---- matching ----
 
-    def find(self, tokens: bytes, namespace: Hashable = "") -> Spot:
-        """Where the longest cached prefix of `tokens` (int32 bytes) ends. Changes nothing."""
+    def match(
+        self, tokens: bytes, namespace: Hashable = "", below: Node | None = None
+    ) -> tuple[Node | None, int]:
+        """Match the longest cached prefix of `tokens` (int32 bytes). Changes nothing.
+
+        `tokens` are known to lead to the end of `below`, a node of the namespace, if it is given.
+
+        Returns:
+            The node in which the prefix ends, None where the namespace has no tree; its tokens.
+        """
         assert len(tokens) % WIDTH == 0, "tokens are int32 bytes"
-        root = self.roots.get(namespace)
-        if root is None:
-            return Spot(namespace, None, 0, DEAD)
-        node, at = descend(root, tokens, 0)
-        return Spot(namespace, node, at // WIDTH, node.version)
+        node = self.roots.get(namespace) if below is None else below
+        if node is None:
+            return None, 0
+        at = node.end * WIDTH
+        while (child := node.children.get(tokens[at : at + WIDTH])) is not None:
+            node = child
+            segment = child.tokens
+            if not tokens.startswith(segment, at):
+                at += common(segment, tokens, at)
+                break
+            at += len(segment)
+        return node, at // WIDTH
+
+    def find(self, tokens: bytes, namespace: Hashable = "", below: Node | None = None) -> Spot:
+        """The same as a spot: what `refind` takes, to match the same tokens again later."""
+        node, length = self.match(tokens, namespace, below)
+        return Spot(namespace, node, length, DEAD if node is None else node.version)
 
     def refind(self, spot: Spot, tokens: bytes) -> Spot:
         """The spot of the same `tokens` now. O(1) where the tree did not change under it."""
@@ -87,24 +112,27 @@ class RadixTree:
             return self.find(tokens, spot.namespace)
         if node.end > spot.length and node.parent is not None:
             node = node.parent  # inside the segment: compare it again
-        node, at = descend(node, tokens, node.end * WIDTH)
-        return Spot(spot.namespace, node, at // WIDTH, node.version)
+        return self.find(tokens, spot.namespace, node)
 
     # ---- handles ----
 
-    def lock(self, spot: Spot) -> Node:
-        """A handle on the prefix that ends at `spot`, which the tree has not changed under.
+    def lock_prefix(self, tokens: bytes, namespace: Hashable = "") -> Node:
+        """A handle on the longest cached prefix of `tokens` (int32 bytes)."""
+        node, length = self.match(tokens, namespace)
+        if node is None:
+            node = self.roots[namespace] = Root(namespace)
+        return self.lock(node, length)
+
+    def lock(self, node: Node, length: int) -> Node:
+        """A handle on the prefix of `length` tokens that ends in `node` or at its end.
 
         Returns:
             The locked node, which ends exactly there: a segment that goes on is split.
         """
-        node = spot.node
-        if node is None:
-            node = self.roots.setdefault(spot.namespace, Root(spot.namespace))
-        else:
-            assert node.version == spot.version, "the spot is out of date"
-        if spot.length < node.end:
-            node = self._split(node, spot.length)
+        assert node.version != DEAD, "the node has left the tree"
+        assert length <= node.end, "the prefix goes on behind the node"
+        if length < node.end:
+            node = self._split(node, length)
         self.lock_node(node)
         return node
 
@@ -113,30 +141,28 @@ class RadixTree:
         size = self.page_size
         up: Node | None = node
         if not node.locks and node.children and node.end % size:
-            self.reach -= 1  # a page listed below it, which stays with it from now on
+            self.kept += 1  # a page listed below it, which stays with it from now on
         while up is not None and not up.locks:
             up.locks = 1
-            self.reach -= len(up.pages)
+            self.kept += len(up.pages)
             parent = up.parent
             if parent is not None:
                 if not up.leases:
                     self.policy.remove(up)
                 if parent.locks and not parent.busy and parent.end % size:
-                    self.reach += 1  # a page that `parent` would have kept
+                    self.kept -= 1  # a page that `parent` would have kept
                 parent.busy += 1
             up = parent
         while up is not None and up is not stop:
             up.locks += 1
             up = up.parent
 
-    def advance(self, node: Node, spot: Spot) -> Node:
-        """Move a handle down from `node` to `spot`, and return it."""
-        below = spot.node
-        assert below is not None, "the spot is not below the node"
-        if spot.length < below.end:
-            below = self._split(below, spot.length)
-        self.lock_node(below, stop=node)
-        return below
+    def advance(self, handle: Node, node: Node, length: int) -> Node:
+        """Move a handle down the path, to where `lock` would put it; returns it."""
+        if length < node.end:
+            node = self._split(node, length)
+        self.lock_node(node, stop=handle)
+        return node
 
     def unlock(self, node: Node) -> None:
         """Give a handle back. Nodes without any become evictable, the deepest first."""
@@ -145,11 +171,11 @@ class RadixTree:
         tick, size = self.tick, self.page_size
         up: Node | None = node
         if node.locks == 1 and node.children and node.end % size:
-            self.reach += 1  # the reverse of `lock_node`, line by line
+            self.kept -= 1  # the reverse of `lock_node`, line by line
         while up is not None and up.locks == 1:
             up.locks = 0
             up.last_use = tick
-            self.reach += len(up.pages)
+            self.kept -= len(up.pages)
             parent = up.parent
             if parent is None:
                 self.drop_root(up)
@@ -158,14 +184,48 @@ class RadixTree:
                 self.policy.add(up)
             parent.busy -= 1
             if parent.locks > 1 and not parent.busy and parent.end % size:
-                self.reach -= 1
+                self.kept += 1
             up = parent
         while up is not None:
             up.locks -= 1
             up.last_use = tick
             up = up.parent
 
-    def append(self, node: Node, tokens: bytes, pages: Sequence[int]) -> Node:
+    def insert(self, tokens: bytes, pages: array[int], namespace: Hashable = "") -> int:
+        """Enter tokens (int32 bytes) from the root on, a use of all of them. No handle is left.
+
+        Returns:
+            How many of `pages`, which hold the rows of all `tokens`, are not needed: the first
+            ones, whose tokens were cached. The tree takes over the references to the others.
+        """
+        if not tokens:
+            return len(pages)
+        node, length = self.match(tokens, namespace)
+        if node is None:
+            node = self.roots[namespace] = Root(namespace)
+        elif length < node.end:
+            node = self._split(node, length)
+        self.tick = tick = self.tick + 1
+        policy = self.policy
+        at, unused = length * WIDTH, len(pages)
+        if at < len(tokens):
+            unused = length // self.page_size
+            child = self._attach(node, tokens[at:], pages[unused:])
+            child.last_use = tick
+            policy.add(child)
+        up: Node | None = node
+        while up is not None:
+            parent = up.parent
+            if up.locks or up.leases or parent is None:
+                up.last_use = tick
+            else:
+                policy.remove(up)
+                up.last_use = tick
+                policy.add(up)
+            up = parent
+        return unused
+
+    def append(self, node: Node, tokens: bytes, pages: array[int]) -> Node:
         """Enter new tokens behind `node`, a handle, which moves to their end.
 
         Args:
@@ -173,7 +233,7 @@ class RadixTree:
             tokens: At least one.
             pages: They hold the tokens' rows, from page index node.end // page_size on. Where
                 `node` ends inside a page, the first holds the rows before, too. The tree takes
-                over the caller's references to them.
+                over the array, and the caller's references.
 
         Returns:
             The handle now.
@@ -190,22 +250,29 @@ class RadixTree:
                 self.pool.drop(pages[:1])
                 pages = pages[1:]
             return self._extend(node, tokens, pages)
-        if mid:
-            if not node.children:  # its last page is from now on listed below it
-                self.pool.drop((node.pages.pop(),))
-                self.cached -= 1
-            elif not node.busy:
-                self.reach += 1
-        self.segments += 1
-        child = Node(tokens, node.end, array("i", pages), node, self.segments)
+        child = self._attach(node, tokens, pages)
         child.locks = 1
-        node.children[tokens[:WIDTH]] = child
+        self.kept += len(pages)
+        if mid and not node.busy:
+            self.kept -= 1  # as in `lock_node`
         node.busy += 1
+        return child
+
+    def _attach(self, node: Node, tokens: bytes, pages: array[int]) -> Node:
+        """Enter new tokens in a node of their own, which has no handle yet."""
+        start, new = node.end, len(pages)
+        if not node.children and start % self.page_size:
+            # Its last page is from now on listed below it.
+            self.pool.drop((node.pages.pop(),))
+            new -= 1
+        self.segments = segment = self.segments + 1
+        node.children[tokens[:WIDTH]] = child = Node(tokens, start, pages, node, segment)
         node.version += 1
         self.nodes += 1
-        self.tokens += child.end - child.start
-        self.cached += len(pages)
-        self.events.stored(child, child.start)
+        self.tokens += child.end - start
+        self.cached += new
+        if self.events.logs:
+            self.events.stored(child, start)
         return child
 
     def _extend(self, node: Node, tokens: bytes, new: Sequence[int]) -> Node:
@@ -217,6 +284,7 @@ class RadixTree:
         node.version += 1
         self.tokens += node.end - start
         self.cached += len(new)
+        self.kept += len(new)
         self.events.stored(node, start)
         return node
 
@@ -224,6 +292,7 @@ class RadixTree:
         """Cut `node` in two; it stays the lower half. Returns the upper, which ends at `depth`."""
         parent = node.parent
         assert parent is not None, "a root has nothing to split"
+        assert node.start < depth < node.end, "the node does not hold the token there"
         cut = (depth - node.start) * WIDTH
         pages = depth // self.page_size - node.start // self.page_size
         upper = Node(node.tokens[:cut], node.start, node.pages[:pages], parent, node.segment)
@@ -254,13 +323,11 @@ class RadixTree:
         self.tokens -= node.end - node.start
         self.evicted_tokens += node.end - node.start
         self.cached -= len(pages)
-        self.reach -= len(pages)
         if parent.end % self.page_size and not parent.children:
-            # The parent is a leaf now and ends inside the first page: the page stays with it. That
-            # page was in reach if the parent is, else kept: in both cases this adds one.
+            # The parent is a leaf now and ends inside the first page: the page stays with it. If
+            # the parent has handles, that page counts as kept already.
             parent.pages.append(pages[0])
             self.cached += 1
-            self.reach += 1
             pages = pages[1:]
         self.evicted_pages += len(pages)
         freed = self.pool.drop(pages)
@@ -279,7 +346,6 @@ class RadixTree:
         self.tokens -= node.end - end
         self.evicted_tokens += node.end - end
         self.cached -= len(pages)
-        self.reach -= len(pages)
         node.tokens = node.tokens[: (end - node.start) * WIDTH]
         node.pages = node.pages[:keep]
         node.end = end

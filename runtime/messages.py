@@ -51,7 +51,7 @@ class Submit(msgspec.Struct, kw_only=True, tag="submit"):
         key: The submission.
         prompt_ids: The whole prompt.
         output_ids: Tokens already produced, on replay. They count as output.
-        params: With `seed` and `max_new_tokens` set. The core ignores the text's stops.
+        params: With `seed` and `max_new_tokens` set; with the text's stops for a beam search alone.
         choice: The choice's index, for its random numbers.
         namespace: Requests of different namespaces share no cached prefix.
         logprobs: Whether output logprobs are wanted.
@@ -138,6 +138,8 @@ class Hypothesis(msgspec.Struct, omit_defaults=True):
         matched: The token that ended it, for `stop`.
         logprobs: The model's own, one a token, where they are asked for.
         top: As `Output.top`.
+        given: As `Output.given`.
+        incomplete, weaker: As those of `Output`.
     """
 
     ids: list[int]
@@ -147,6 +149,9 @@ class Hypothesis(msgspec.Struct, omit_defaults=True):
     matched: int | None = None
     logprobs: list[float] | None = None
     top: list[list[tuple[int, float]]] | None = None
+    given: list[list[float]] | None = None
+    incomplete: bool = False
+    weaker: bool = False
 
 
 class Output(msgspec.Struct, omit_defaults=True):

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("boughs", deadline=None)  # a busy machine is not a fault
+settings.load_profile("boughs")
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")  # as the core process does; before torch is loaded
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from boughs import __version__
 from boughs.lang.errors import BoughsError
 
-from . import chat, pull, run, serve, tree
+from . import chat, output, pull, run, serve, tree
 
 COMMANDS = (pull, serve, run, chat, tree)
 
@@ -39,16 +39,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Without the program's name; default the process's own.
 
     Returns:
-        The exit status: 0, 1 after an error, 130 after Ctrl-C, or what a script gave.
+        The exit status: 0, 1 after an error, 130 after Ctrl-C, 141 where the reader of the output
+        has gone, or what a script gave.
 
     Raises:
         SystemExit: 2 for a wrong command line, 0 for `--help` and `--version`.
     """
     try:
-        args = _parse(sys.argv[1:] if argv is None else list(argv))
+        try:
+            return _run(sys.argv[1:] if argv is None else list(argv))
+        finally:
+            output.flush()
+    except OSError as error:
+        if not output.is_lost(error):
+            raise
+        return output.give_up(error)
+
+
+def _run(argv: list[str]) -> int:
+    try:
+        args = _parse(argv)
         status: int = args.func(args)
         return status
     except BoughsError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and output.is_lost(cause):  # in a program
+            raise cause from None
         print(f"boughs: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

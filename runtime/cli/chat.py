@@ -21,6 +21,7 @@ from boughs.lang.roles import assistant, content, system, user
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.state import ProgramState
 
+from . import output
 from .backends import DEFAULT_MODEL, add_backend_flags, open_backend
 
 if TYPE_CHECKING:
@@ -90,10 +91,9 @@ def run(args: argparse.Namespace) -> int:
     }
     given = {name: value for name, value in options.items() if value is not None}
     SamplingParams.from_mapping(given)  # a wrong value is told before a model is loaded
-    from rich.console import Console
-
     with open_backend(args, args.model) as backend:
-        screen = Screen(Console(), Console(stderr=not is_terminal), prompts=is_terminal)
+        notes = output.console(stderr=not is_terminal)
+        screen = Screen(output.console(), notes, prompts=is_terminal)
         screen.tell(_COMMANDS if is_terminal else None)
         talk = Talk(system=args.system)
         while talk.goes_on:

@@ -17,6 +17,7 @@ from boughs.lang.backend import Backend, Host
 from boughs.lang.current import global_config, set_default_backend
 from boughs.lang.errors import NotFound
 
+from . import output
 from .backends import DEFAULT_MODEL, add_backend_flags, open_backend
 
 _EXAMPLES = """\
@@ -72,13 +73,15 @@ def run_script(script: Path, arguments: list[str]) -> int:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         return _status(end.code)
-    except Exception as error:  # noqa: BLE001 -- it is the script's, and shown as such
+    except Exception as error:
+        if isinstance(error, OSError) and output.is_lost(error):
+            raise  # nobody takes what the script prints
         trace = _own_frames(error.__traceback__, str(script))
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
     finally:
         sys.argv, sys.path[:] = before
-        sys.stdout.flush()
+        output.flush()
     return 0
 
 

@@ -12,6 +12,8 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from . import output
+
 if TYPE_CHECKING:
     from rich.tree import Tree
 
@@ -53,8 +55,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code. Errors are raised as what they are."""
-    from rich.console import Console
-
     from boughs.lang import loop
     from boughs.lang.endpoint import RuntimeEndpoint
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         shown = loop.run(endpoint.tree(args.max_segments, args.max_tokens))
     if isinstance(sys.stdout, io.TextIOWrapper):  # one of ASCII has no lines and no ellipsis
         sys.stdout.reconfigure(errors="backslashreplace")
-    Console(highlight=False).print(draw(shown))
+    output.console(highlight=False).print(draw(shown))
     return 0
 
 

@@ -59,6 +59,16 @@ class Matcher:
         """Whether some of the prefix is still to be spelt."""
         return self._prefix > 0
 
+    def fork(self) -> Matcher:
+        """The same state, for an output that goes on another way."""
+        return Matcher(
+            self.raw.deep_copy(),
+            self._kind,
+            weaker=self.weaker,
+            prefix=self._prefix,
+            tokenizer=self._tokenizer,
+        )
+
     def mask(self, vocab_size: int) -> NDArray[np.bool_]:
         """Which tokens may come next: bool [vocab_size]. EOS is among them where it may end.
 

@@ -14,26 +14,29 @@ from pathlib import Path
 
 from torch import Tensor
 
+from boughs.kernels.bitmask import Bits
 from boughs.lang.errors import BoughsError, Unservable
 from boughs.radix import PrefixCache
 from boughs.runtime.beams import beam_limit
 from boughs.runtime.config import EngineConfig
-from boughs.runtime.constraints.compiler import Compiled, GrammarCompiler
+from boughs.runtime.constraints.compiler import GrammarCompiler
 from boughs.runtime.constraints.masks import Masks
 from boughs.runtime.core import prompt_logprobs
 from boughs.runtime.core.beam import BeamSearch
+from boughs.runtime.core.beam_text import BeamText, Texts
 from boughs.runtime.core.bound import Bound, compiler
 from boughs.runtime.core.calls import Calls
 from boughs.runtime.core.forbidden import Forbidden
 from boughs.runtime.core.next_token import NextTokens, failure
 from boughs.runtime.core.pooling import embedding, pool
-from boughs.runtime.core.request import Request
+from boughs.runtime.core.request import Compiling, Request
 from boughs.runtime.core.runner import ModelRunner, Runner
 from boughs.runtime.core.sampler import RowState, most_likely
 from boughs.runtime.core.scheduler import Scheduler
 from boughs.runtime.core.scoring import gather_scores
 from boughs.runtime.core.step import Step, Work
 from boughs.runtime.core.times import StepTimes
+from boughs.runtime.front.tokenizer import Tokenizer
 from boughs.runtime.messages import (
     Abort,
     Call,
@@ -65,6 +68,7 @@ class Core:
         config: The engine's settings; `model_path` is a resolved folder.
         runner: What computes; by default the model in that folder.
         grammars: What compiles grammars; by default for the tokenizer in that folder.
+        tokenizer: Loads the tokenizer for the text of beams; by default that one.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Core:
         config: EngineConfig,
         runner: Runner | None = None,
         grammars: GrammarCompiler | None = None,
+        tokenizer: Callable[[], Tokenizer] | None = None,
     ) -> None:
         folder = Path(config.model_path)
         self.runner = ModelRunner(config, folder) if runner is None else runner
@@ -116,6 +121,7 @@ class Core:
             Masks(self.runner.vocab_size, threads),
             jump=not config.disable_jump_forward,
         )
+        self._texts = Texts(tokenizer or (lambda: Tokenizer.load(folder)))
         self._next = NextTokens(self.scheduler, self._bound, self.runner.filters)
         self._arrivals = 0
 
@@ -125,6 +131,7 @@ class Core:
             self._serve(receive, send)
         finally:
             self._bound.close()
+            self._texts.close()
 
     def _serve(self, receive: Receive, send: Send) -> None:
         calls = Calls(self.scheduler, self.times, send)
@@ -198,7 +205,7 @@ class Core:
         if params.allowed_token_ids is not None or submit.bad_ids:
             vocab = self.limits.vocab_size
             row.forbidden = Forbidden(vocab, params.allowed_token_ids, submit.bad_ids)
-        compiled = self._bound.ask(submit)
+        compiled = Compiling(self._bound.ask(submit), self._texts.ask(submit))
         if params.constraint is not None:
             row.ends |= self._eos  # a grammar's end is EOS, also under `ignore_eos`
         row.note_prompt(submit.output_ids[: submit.healed])
@@ -217,12 +224,12 @@ class Core:
             healed=submit.healed,
             tokens=array("i", submit.prompt_ids + submit.output_ids),
             row=row,
-            compiled=compiled,
-            search=None if params.beam_width is None else _search(submit, ends, limit - prompt),
+            compiled=compiled if any(compiled) else None,
+            search=None if params.beam_width is None else _search(submit, row, limit - prompt),
         )
 
     def _take_grammars(self, outputs: list[Output]) -> None:
-        """Let the requests go on whose grammars have been compiled meanwhile."""
+        """Let the requests go on whose grammars are compiled, and tokenizer loaded, by now."""
         for request in self.scheduler.compiling:
             assert request.compiled is not None, "it waits for it"
             if not request.compiled.done():
@@ -232,10 +239,15 @@ class Core:
             else:
                 self.scheduler.abort(request)
 
-    def _begin(self, request: Request, compiled: Compiled, outputs: list[Output]) -> bool:
-        """Give a request its matcher, or the front the error; whether it has one."""
+    def _begin(self, request: Request, compiled: Compiling, outputs: list[Output]) -> bool:
+        """Give a request what it waited for, or the front the error; whether it can run."""
         try:
-            self._bound.begin(request, compiled)
+            if compiled.grammar is not None:
+                self._bound.begin(request, compiled.grammar)
+            if request.search is not None:
+                loaded = compiled.tokenizer
+                text = None if loaded is None else BeamText.of(loaded.result(), request.submit)
+                request.search.begin(request.matcher, text)
         except BoughsError as error:
             outputs.append(failure(request.key, error))
             return False
@@ -283,7 +295,8 @@ class Core:
                         self._next.take(request, logits, begin, likely[begin], bits[begin])
                     )
                 else:
-                    outputs += self._searched(request, request.search, logits[begin:at].cpu())
+                    rows = logits[begin:at].cpu()
+                    outputs += self._searched(request, request.search, rows, bits[begin:at])
         self.times.end("sample")
         return True
 
@@ -296,15 +309,19 @@ class Core:
                 rows.append((work, at - 1))
         return rows
 
-    def _searched(self, request: Request, search: BeamSearch, logits: Tensor) -> list[Output]:
+    def _searched(
+        self, request: Request, search: BeamSearch, logits: Tensor, masks: list[Bits | None]
+    ) -> list[Output]:
         """Take a step of a beam search; what it found, if it is over."""
         try:
-            parents = search.advance(logits)
+            parents = search.advance(logits, masks)
         except BoughsError as error:  # of this request alone
             self.scheduler.abort(request)
             return [failure(request.key, error)]
         if not search.over:
             self.scheduler.regroup(request, parents)
+            for member, beam in zip(request.beams, search.beams, strict=True):
+                member.matcher = beam.matcher
             return []
         found = search.best()
         output = request.output(finish=found[0].finish, hypotheses=found)
@@ -319,12 +336,11 @@ class Core:
         return prompt_logprobs.attach(request, output)
 
 
-def _search(submit: Submit, ends: frozenset[int], most: int) -> BeamSearch:
+def _search(submit: Submit, row: RowState, most: int) -> BeamSearch:
     return BeamSearch(
-        submit.params,
-        submit.prompt_ids,
-        ends,
+        row,
         most,
         logprobs=submit.logprobs,
         top=submit.top_logprobs,
+        given=submit.token_ids_logprob,
     )

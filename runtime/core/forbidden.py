@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -41,6 +42,12 @@ class Forbidden:
                 self._endings.setdefault(before[-1], []).append((before, last))
         longest = max((len(ids) for ids in bad), default=0)
         self._tail: deque[int] = deque(maxlen=max(longest - 1, 0))
+
+    def fork(self) -> Forbidden:
+        """The same, for an output that goes on another way."""
+        made = copy(self)
+        made._tail = self._tail.copy()
+        return made
 
     def note(self, token: int) -> None:
         """Take one output token into account."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,10 +23,22 @@ from boughs.runtime.constraints.compiler import Compiled
 from boughs.runtime.constraints.matcher import Matcher
 from boughs.runtime.core.beam import BeamSearch
 from boughs.runtime.core.sampler import RowState
+from boughs.runtime.front.tokenizer import Tokenizer
 from boughs.runtime.messages import Output, Submit
 
 HEALING = 1 << 63
 """The first index of the random numbers that choose how a prompt's end is spelt anew."""
+
+
+class Compiling(NamedTuple):
+    """What a request waits for before it can run: its grammar, the tokenizer for its beams."""
+
+    grammar: Compiled | None
+    tokenizer: Future[Tokenizer] | None
+
+    def done(self) -> bool:
+        """Whether all of it is there."""
+        return all(part is None or part.done() for part in self)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +60,7 @@ class Request:
         prompt_logprobs: Gathered chunk by chunk, where they are asked for.
         row: What the sampler keeps for it.
         matcher: Its grammar, if it has one.
-        compiled: Where its grammar will be, until it is there.
+        compiled: Where its grammar and what else it waits for will be, until they are there.
         scope: Requests of another scope share no prefix with it.
         wanted: While it waits, the tokens that may come from the cache, as the tree keys them.
         spot: Where they were found last.
@@ -67,7 +81,7 @@ class Request:
     tokens: array[int]
     row: RowState
     matcher: Matcher | None = None
-    compiled: Compiled | None = None
+    compiled: Compiling | None = None
     scope: Hashable = ""
     wanted: bytes = b""
     spot: Spot | None = None
@@ -105,7 +119,8 @@ class Request:
     @property
     def is_plain(self) -> bool:
         """Whether its next token is the most likely one, of those that its grammar allows."""
-        return self.search is None and self.row.is_plain(self.output_len)
+        of_search = self.search is not None or self.group is not None
+        return not of_search and self.row.is_plain(self.output_len)
 
     @property
     def priority(self) -> int:

@@ -12,7 +12,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -60,6 +60,11 @@ class RowState:
             and self.forbidden is None
             and (index >= params.min_new_tokens or not self.ends)
         )
+
+    def fork(self) -> RowState:
+        """The same, for an output that goes on another way."""
+        forbidden = None if self.forbidden is None else self.forbidden.fork()
+        return replace(self, counts=dict(self.counts), seen=set(self.seen), forbidden=forbidden)
 
     def note_prompt(self, ids: list[int]) -> None:
         """Take the prompt into account."""
@@ -156,7 +161,7 @@ def sample(
     tokens, values = _best(logits[None])
     token, best = int(tokens[0]), float(values[0])
     if best == -math.inf:
-        raise _nothing_left(row, index, mask)
+        raise nothing_left(row, index, constrained=mask is not None)
     if not math.isfinite(best):
         raise BoughsError(f"the model's best logit is {best}: its weights or inputs are broken")
     if params.greedy:
@@ -178,6 +183,13 @@ def adjust(logits: Tensor, row: RowState, index: int, mask: Bits | None) -> None
         index: How many output tokens it has.
         mask: uint32 [words], the tokens that its grammar allows (`kernels.bitmask`), or None.
     """
+    penalize(logits, row)
+    add_bias(logits, row.params)
+    forbid_tokens(logits, row, index, mask)
+
+
+def penalize(logits: Tensor, row: RowState) -> None:
+    """Apply the penalties to logits [vocab], in place."""
     params = row.params
     if row.seen:
         ids = torch.tensor(sorted(row.seen), device=logits.device)
@@ -188,15 +200,19 @@ def adjust(logits: Tensor, row: RowState, index: int, mask: Bits | None) -> None
         ids = torch.tensor(list(row.counts), device=logits.device)
         counts = torch.tensor(list(row.counts.values()), dtype=logits.dtype, device=logits.device)
         logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
+
+
+def add_bias(logits: Tensor, params: SamplingParams) -> None:
+    """Add `logit_bias` to logits [..., vocab], in place."""
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
-        logits[ids] += torch.tensor(
+        logits[..., ids] += torch.tensor(
             list(params.logit_bias.values()), dtype=logits.dtype, device=logits.device
         )
-    _forbid(logits, row, index, mask)
 
 
-def _forbid(logits: Tensor, row: RowState, index: int, mask: Bits | None) -> None:
+def forbid_tokens(logits: Tensor, row: RowState, index: int, mask: Bits | None) -> None:
+    """Give minus infinity to what is forbidden. Arguments as of `adjust`."""
     if mask is not None:
         if logits.device.type == "cpu":
             forbid()(logits.numpy(), mask)
@@ -220,18 +236,18 @@ def _allows_other(mask: Bits, tokens: Sequence[int]) -> bool:
     return bool(rest.any())
 
 
-def _nothing_left(row: RowState, index: int, mask: Bits | None) -> InvalidRequest:
+def nothing_left(row: RowState, index: int, *, constrained: bool) -> InvalidRequest:
+    """The error of an output of `index` tokens that every token is forbidden to."""
     params = row.params
     forbids = {
         "allowed_token_ids": params.allowed_token_ids is not None,
         "bad_words": row.forbidden is not None and row.forbidden.has_words,
         f"min_new_tokens={params.min_new_tokens}": index < params.min_new_tokens,
-        "the grammar": mask is not None,
+        "the grammar": constrained,
     }
     names = " and ".join(name for name, given in forbids.items() if given) or "the model itself"
     return InvalidRequest(
-        f"no token is left to sample after {index} output tokens: {names} forbid all of them; "
-        "allow more"
+        f"no token is left after {index} output tokens: {names} forbid all of them; allow more"
     )
 
 

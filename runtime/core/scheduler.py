@@ -71,6 +71,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a new request wait; one without its grammar until `free`, apart from the others."""
         request.scope = self.cache.scope(request.submit.namespace, request.family)
+        self.cache.join(request.scope)
         self._by_key[request.key] = request
         if request.compiled is None:
             self._wait(request)
@@ -147,6 +148,7 @@ class Scheduler:
         if self._ended.pop(request.key, None) is None:
             self._queue_of(request).remove(request)
         self._give_back(request)
+        self.cache.leave(request.scope)
 
     def _queue_of(self, request: Request) -> list[Request]:
         if request.holds_pages:

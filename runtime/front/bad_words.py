@@ -31,7 +31,7 @@ def bad_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]
             if not ids or tokenizer.is_unknown(ids, text):
                 raise InvalidRequest(
                     f"{where}: the tokenizer has no tokens for {word!r:.80}; leave it out",
-                    "bad_words",
+                    where,
                 )
             made[tuple(ids)] = None
     return [list(ids) for ids in made]

@@ -16,12 +16,13 @@ import msgspec
 
 from boughs.lang.backend import Backend
 from boughs.lang.beams import check_stream
-from boughs.lang.errors import InvalidRequest
+from boughs.lang.errors import BoughsError, InvalidRequest
 from boughs.lang.meta import meta_info
 from boughs.lang.requests import GenerateRequest
 from boughs.lang.results import Answer, Chunk, collect
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.gather import gather
+from boughs.runtime.naming import Names, call_names, naming, placed, renamed
 
 T = TypeVar("T")
 
@@ -38,10 +39,12 @@ class Batch:
     Attributes:
         requests: In order.
         is_list: Whether the caller gave a list.
+        names: What the caller calls the fields of each request.
     """
 
     requests: list[GenerateRequest]
     is_list: bool
+    names: list[Names]
 
     @classmethod
     def read(
@@ -92,14 +95,25 @@ class Batch:
             )
             for text, params, logprob, start, top, given, name, heals in fields
         ]
-        return cls(requests, is_list)
+        listed = {
+            "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len,
+            "top_logprobs_num": top_logprobs_num,
+            "token_ids_logprob": token_ids_logprob,
+        }
+        name = "prompt" if input_ids is None else "input_ids"
+        names = call_names(name, sampling_params, listed, count, is_list=is_list)
+        return cls(requests, is_list, names)
 
     async def run(self, backend: Backend) -> Json | list[Json]:
         """All answers. The first failure is raised, and ends the others."""
 
-        async def one(_: int, request: GenerateRequest) -> list[Json]:
+        async def one(at: int, request: GenerateRequest) -> list[Json]:
             began = time.monotonic()
-            answers = await collect(backend.generate(request))
+            try:
+                answers = await collect(backend.generate(request))
+            except BoughsError as error:
+                raise self._named(error, at) from error.__cause__
             return [_as_json(answer, began) for answer in answers]
 
         gathered = await gather(one, self.requests, MOST_AT_ONCE)
@@ -112,26 +126,29 @@ class Batch:
         Raises:
             InvalidRequest: The choices are ranked when all are made.
         """
-        for request in self.requests:
-            check_stream(request.params, "sampling_params.")
+        for names, request in zip(self.names, self.requests, strict=True):
+            with naming(names):
+                check_stream(request.params)
         return self._stream(backend)
 
     async def _stream(self, backend: Backend) -> AsyncIterator[Json]:
         gate = asyncio.Semaphore(MOST_AT_ONCE)
         chunks: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue()
 
-        async def one(first: int, request: GenerateRequest) -> None:
+        async def one(first: int, at: int, request: GenerateRequest) -> None:
             try:
                 async with gate:
                     async for chunk in backend.generate(request):
                         chunks.put_nowait((first, chunk))
+            except BoughsError as error:
+                raise self._named(error, at) from error.__cause__
             finally:
                 chunks.put_nowait(None)
 
         began = time.monotonic()
         tasks, first = [], 0
-        for request in self.requests:
-            tasks.append(asyncio.create_task(one(first, request)))
+        for at, request in enumerate(self.requests):
+            tasks.append(asyncio.create_task(one(first, at, request)))
             first += request.params.n
         answers: dict[int, Answer] = {}
         left = len(tasks)
@@ -151,6 +168,10 @@ class Batch:
                 yield {**result, "index": index} if self._gives_list else result
         finally:
             await _end(tasks)
+
+    def _named(self, error: BoughsError, at: int) -> BoughsError:
+        names = self.names[at]
+        return placed(error, names, names["prompt"]) if self.is_list else renamed(error, names)
 
     @property
     def _gives_list(self) -> bool:
@@ -214,18 +235,24 @@ def read_rids(rid: Any, count: int, *, is_list: bool) -> list[str] | list[None]:
 
 def _each(value: Any, kind: type[T], name: str, count: int, *, is_list: bool) -> list[T]:
     """The value of an argument for each prompt."""
-    values = value if is_list and isinstance(value, list) else [value] * count
+    listed = is_list and isinstance(value, list)
+    values = value if listed else [value] * count
     _require_count(values, count, name)
-    for item in values:
+    for at, item in enumerate(values):
         if type(item) is not kind:
-            raise InvalidRequest(f"{name}: expected {kind.__name__}, got {item!r:.40}", name)
+            where = f"{name}[{at}]" if listed else name
+            raise InvalidRequest(f"{where}: expected {kind.__name__}, got {item!r:.40}", where)
     return values
 
 
 def _checked(value: Any, form: type[list[T]], name: str) -> list[T]:
     try:
         return msgspec.convert(value, form)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # a lone surrogate
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        where = name + place.rstrip("`")
+        raise InvalidRequest(f"{where}: {what[0].lower()}{what[1:]}", where) from None
+    except UnicodeEncodeError as error:  # a lone surrogate
         raise InvalidRequest(f"{name}: {error}", name) from None
 
 

@@ -119,7 +119,11 @@ def _rank(made: Answer) -> tuple[bool, float, int]:
 async def _searched(tokenizer: Tokenizer, asked: Asked, run: Running) -> AsyncIterator[Chunk]:
     """The best of a beam search, each in one chunk, once it is over."""
     message = submit_choice(asked, 0)
-    message.params = msgspec.structs.replace(message.params, n=asked.params.n)
+    wanted = asked.params  # a beam with a stop in its text has ended, which the search must know
+    message.params = msgspec.structs.replace(
+        message.params, n=wanted.n, stop=wanted.stop, stop_regex=wanted.stop_regex
+    )
+    message.confirm = False
     run.submit(message)
     found: list[Hypothesis] | None = None
     while found is None:
@@ -136,13 +140,19 @@ async def _searched(tokenizer: Tokenizer, asked: Asked, run: Running) -> AsyncIt
             ids=one.ids,
             logprobs=one.logprobs,
             top=one.top,
+            given=one.given,
             prompt_logprobs=output.prompt_logprobs,
             prompt_top=output.prompt_top,
+            prompt_given=output.prompt_given,
             forward_steps=0 if index else output.forward_steps,
             finish=one.finish,
             matched=one.matched,
+            incomplete=one.incomplete,
         )
-        chunk = ChoiceOutput(tokenizer, asked, index).add(whole, cached_tokens)
+        choice = ChoiceOutput(tokenizer, asked, index)
+        chunk = choice.add(whole, cached_tokens)
         assert chunk is not None, "a choice that ends has a last chunk"
+        if one.weaker:
+            chunk.finish = await _checked(asked, choice, chunk.finish)
         chunk.cumulative_logprob, chunk.sequence_score = one.sum_logprob, one.score
         yield chunk

@@ -27,14 +27,21 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def _plain_message(message: object, where: str) -> dict[str, Any]:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InvalidRequest(f"{where}: expected an object with a role", where)
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{where}: expected an object, got {message!r:.40}", where)
+    role = message.get("role")
+    if not isinstance(role, str):
+        where = f"{where}.role"
+        raise InvalidRequest(f"{where}: expected a string, got {role!r:.40}", where)
     plain = dict(message)
-    content = plain.get("content")
+    content, where = plain.get("content"), f"{where}.content"
     if isinstance(content, list):
-        plain["content"] = "".join(_part_text(part, where) for part in content)
+        parts = enumerate(content)
+        plain["content"] = "".join(_part_text(part, f"{where}[{at}]") for at, part in parts)
     elif content is not None and not isinstance(content, str):
-        raise InvalidRequest(f"{where}.content: expected a string or a list of parts", where)
+        raise InvalidRequest(
+            f"{where}: expected a string or a list of parts, got {content!r:.40}", where
+        )
     if plain.get("tool_calls"):
         plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
     return plain
@@ -43,9 +50,11 @@ def _plain_message(message: object, where: str) -> dict[str, Any]:
 def _part_text(part: object, where: str) -> str:
     kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (part, "")
     if kind != "text":
-        raise Unsupported(f"{where}.content: only parts of type text, not {kind!r:.40}", where)
+        where = f"{where}.type"
+        raise Unsupported(f"{where}: only text is supported, got {kind!r:.40}", where)
     if not isinstance(text, str):
-        raise InvalidRequest(f"{where}.content: expected a string as text, got {text!r:.40}", where)
+        where = f"{where}.text"
+        raise InvalidRequest(f"{where}: expected a string, got {text!r:.40}", where)
     return text
 
 

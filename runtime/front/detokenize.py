@@ -8,6 +8,7 @@ requests.
 from __future__ import annotations
 
 import codecs
+from copy import copy
 
 from .tokenizer import Tokenizer
 
@@ -27,6 +28,13 @@ class Detokenizer:
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
         self._drop_space = at_start and tokenizer.dummy_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def fork(self) -> Detokenizer:
+        """The same, for an output that goes on another way."""
+        made = copy(self)
+        made._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        made._decoder.setstate(self._decoder.getstate())
+        return made
 
     @property
     def incomplete(self) -> bool:

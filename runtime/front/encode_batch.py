@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from boughs.lang.backend import Encoding
+from boughs.lang.errors import BoughsError
 from boughs.lang.meta import embedding_json
 from boughs.lang.requests import EncodeRequest
 from boughs.runtime.gather import gather
+from boughs.runtime.naming import placed, renamed
 
 from .batch import MOST_AT_ONCE, Json, read_prompts, read_rids
 
@@ -32,6 +34,7 @@ class EncodeBatch:
 
     def __init__(self, prompt: Any, input_ids: Any, rid: Any, **fields: Any) -> None:
         prompts, self.is_list = read_prompts(prompt, input_ids)
+        self._name = "prompt" if input_ids is None else "input_ids"
         rids = read_rids(rid, len(prompts), is_list=self.is_list)
         self.requests: Sequence[EncodeRequest] = [
             EncodeRequest(prompt=one, rid=name, **fields)
@@ -42,9 +45,19 @@ class EncodeBatch:
     async def run(self, backend: Encoding) -> Json | list[Json]:
         """All vectors. The first failure is raised, and ends the others."""
 
-        async def one(_: int, request: EncodeRequest) -> Json:
+        async def one(at: int, request: EncodeRequest) -> Json:
             began = time.monotonic()
-            return embedding_json(await backend.encode(request), time.monotonic() - began)
+            try:
+                made = await backend.encode(request)
+            except BoughsError as error:
+                raise self._named(error, at) from error.__cause__
+            return embedding_json(made, time.monotonic() - began)
 
         results = await gather(one, self.requests, MOST_AT_ONCE)
         return results if self.is_list else results[0]
+
+    def _named(self, error: BoughsError, at: int) -> BoughsError:
+        if not self.is_list:
+            return renamed(error, {"prompt": self._name})
+        name = f"{self._name}[{at}]"
+        return placed(error, {"prompt": name}, name)

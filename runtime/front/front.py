@@ -13,11 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from boughs.lang.errors import (
-    BoughsError,
-    InvalidRequest,
-    Unsupported,
-)
+from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.requests import EncodeRequest, GenerateRequest, PinRequest, ScoreRequest
 from boughs.lang.results import Chunk, Embedding, LeaseState, Scores, collect
 from boughs.lang.sampling import SamplingParams
@@ -40,7 +36,7 @@ from .tokenizer import Tokenizer
 T = TypeVar("T")
 
 HEALTH_SECONDS = 20.0
-"""A core that does not answer between two steps for so long is stuck."""
+"""A core that says nothing for so long, asked for a sign of life, is stuck."""
 
 LONG_TEXT = 1 << 15
 """Characters that take about 20 ms to tokenize."""
@@ -278,15 +274,12 @@ class Front:
         }
 
     async def health(self, seconds: float = HEALTH_SECONDS) -> bool:
-        """Whether the core is alive, ready and answers within `seconds`."""
-        if not self._core.ready:
-            return False
-        try:
-            async with asyncio.timeout(seconds):
-                await self._core.call("stats")
-        except (TimeoutError, BoughsError):
-            return False
-        return True
+        """Whether the core is alive, ready and not stuck; says so at once.
+
+        Args:
+            seconds: A core that has said nothing for so long since this was asked first is stuck.
+        """
+        return self._core.is_well(seconds)
 
 
 async def _off_loop(size: int, plan: Callable[..., T], *arguments: Any) -> T:

@@ -63,6 +63,11 @@ class Link(Protocol):
         """The next message. Raises `CoreGone` when the core has ended, and again after that."""
         ...
 
+    @property
+    def alive(self) -> bool:
+        """Whether the core has been started and has not ended."""
+        ...
+
     async def close(self) -> None:
         """End the core, within a bound. Nothing of it is left behind."""
         ...
@@ -154,6 +159,11 @@ class ProcessLink:
     def pid(self) -> int | None:
         """The core's process id, once started."""
         return self._process.pid if self._process else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
         """Start the process; raises OSError where that is impossible."""
@@ -290,6 +300,11 @@ class ThreadLink:
         self._outbox = _Outbox(self._to_core.put)
         self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._loop is not None and not self._ended.is_set()
 
     async def start(self) -> None:
         """Start the thread."""

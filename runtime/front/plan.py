@@ -17,9 +17,11 @@ from boughs.lang.requests import EncodeRequest, GenerateRequest, Prompt, ScoreRe
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Image, Segment, Text
 from boughs.runtime.messages import Limits, Submit
+from boughs.runtime.naming import Names, naming
 
 from .bad_words import bad_sequences
 from .chat import ChatTemplate
+from .endings import encode_endings
 from .healing import given_back
 from .output import Asked
 from .prompt import encode_segments, require_unicode
@@ -52,17 +54,21 @@ class Planner:
             InvalidRequest: Names the field.
             Unservable: The prompt can never fit.
         """
+        with naming(_prompt_names(request.prompt)):
+            return self._plan(request, rid)
+
+    def _plan(self, request: GenerateRequest, rid: str) -> Asked:
         params = request.params
         params.check()
         check_whole(params)
         self._check_texts(params)
         segments = as_segments(request.prompt)
         rendered = self._chat.render_roles(segments)
-        ids = self.encode(segments, rendered)
+        ids = self.encode(segments, rendered, output=0 if params.max_new_tokens == 0 else 1)
         self._check_ids(request)
         bad_ids = bad_sequences(self._tokenizer, params.bad_words)
         for sequence in bad_ids:
-            self._require_known(sequence, "bad_words")
+            self._require_known(sequence, "bad_words", "")
         logprobs_from = self._check_logprobs(request, len(ids))
         given = self._given_back(request, segments, ids)
         # The seed is drawn at arrival, so that a replay draws the same numbers.
@@ -140,14 +146,14 @@ class Planner:
         """
         require_unicode(request.cache_salt or "", "cache_salt")
         segments = as_segments(request.prompt)
-        rendered = self._chat.render_roles([*segments, Text("")])
-        prompt = self.encode(segments, rendered, output=0)
-        sequences = []
+        with naming(_prompt_names(request.prompt)):
+            rendered = self._chat.render_roles([*segments, Text("")])
+            prompt = self.encode(segments, rendered, output=0)
         for at, choice in enumerate(request.choices):
             require_unicode(choice, f"choices[{at}]")
-            ids = encode_segments(self._tokenizer, [*segments, Text(choice)], rendered)
+        sequences = encode_endings(self._tokenizer, segments, rendered, prompt, request.choices)
+        for at, ids in enumerate(sequences):
             self._require_fit(ids, f"choices[{at}]: prompt and choice", 0)
-            sequences.append(ids)
         border = min(_common(prompt, ids) for ids in sequences)
         return ScorePlan(prompt, [ids[border:] for ids in sequences], border, rendered)
 
@@ -160,7 +166,8 @@ class Planner:
         """
         require_unicode(request.cache_salt or "", "cache_salt")
         segments = as_segments(request.prompt)
-        return self.encode(segments, self._chat.render_roles(segments), output=0)
+        with naming(_prompt_names(request.prompt)):
+            return self.encode(segments, self._chat.render_roles(segments), output=0)
 
     # ---- checks ----
 
@@ -200,8 +207,8 @@ class Planner:
         for name in ("regex", "json_schema", "ebnf", "cache_salt"):
             require_unicode(getattr(params, name) or "", name)
         for name in ("stop", "stop_regex"):
-            for text in getattr(params, name):
-                require_unicode(text, name)
+            for at, text in enumerate(getattr(params, name)):
+                require_unicode(text, f"{name}[{at}]")
 
     def _check_ids(self, request: GenerateRequest) -> None:
         params = request.params
@@ -216,15 +223,21 @@ class Planner:
                 most = min(MAX_TOP_LOGPROBS, most)
             if len(ids) > most:
                 raise InvalidRequest(f"{name}: {len(ids)} token ids; at most {most}", name)
-            self._require_known(ids, name)
+            if name == "logit_bias":
+                for id_ in ids:
+                    self._require_known([id_], name, f".{id_}")
+            else:
+                self._require_known(ids, name)
 
-    def _require_known(self, ids: Sequence[int], where: str) -> None:
-        for id_ in ids:
+    def _require_known(self, ids: Sequence[int], where: str, place: str | None = None) -> None:
+        """Refuse an id beyond the vocabulary; it is at `place` of `where`, by default its index."""
+        for at, id_ in enumerate(ids):
             if type(id_) is not int or not 0 <= id_ < self._limits.vocab_size:
+                path = where + (f"[{at}]" if place is None else place)
                 raise InvalidRequest(
-                    f"{where}: token id {id_!r} is not in the vocabulary of "
-                    f"{self._limits.vocab_size} tokens",
-                    where,
+                    f"{path}: token id {id_!r} is not in the vocabulary of "
+                    f"{self._limits.vocab_size} tokens (0 to {self._limits.vocab_size - 1})",
+                    path,
                 )
 
     def _check_logprobs(self, request: GenerateRequest, prompt: int) -> int | None:
@@ -238,11 +251,6 @@ class Planner:
         if start < -1:
             raise InvalidRequest(
                 f"logprob_start_len must be at least -1, got {start}", "logprob_start_len"
-            )
-        if request.token_ids_logprob and request.params.beam_width is not None:
-            raise Unsupported(
-                "token_ids_logprob: beam search does not give them; leave out one of the two",
-                "token_ids_logprob",
             )
         if not request.return_logprob:
             for name, given in (
@@ -275,14 +283,25 @@ def as_segments(prompt: Prompt) -> list[Segment]:
         )
     if all(type(item) is int for item in prompt):
         return [Ids(prompt)] if prompt else []  # type: ignore[arg-type]
+    of_ids = type(prompt[0]) is int
     for at, item in enumerate(prompt):
-        if not isinstance(item, Segment):
+        if not (type(item) is int if of_ids else isinstance(item, Segment)):
+            where = f"prompt[{at}]"
             raise InvalidRequest(
-                f"prompt[{at}]: expected token ids or segments alone, got {item!r:.40}", "prompt"
+                f"{where}: expected token ids or segments alone, got {item!r:.40}", where
             )
         if isinstance(item, Image):
             raise Unsupported(f"prompt[{at}]: the model has no eyes: it takes no images", "prompt")
     return list(prompt)  # type: ignore[arg-type]
+
+
+def _prompt_names(prompt: Prompt) -> Names:
+    """What places in the segments of a prompt are called, where it is given as something else."""
+    if isinstance(prompt, str):
+        return {"segments[0]": "prompt"}
+    if isinstance(prompt, list) and not any(isinstance(item, Segment) for item in prompt):
+        return {"segments[0].ids": "prompt"}
+    return {}
 
 
 def text_size(prompt: object) -> int:

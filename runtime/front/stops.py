@@ -14,7 +14,8 @@ import math
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import regex
@@ -111,6 +112,13 @@ class _Pattern:
             self.start = at
 
 
+@dataclass
+class _Budget:
+    """CPU time that is left."""
+
+    seconds: float
+
+
 def _too_slow(pattern: str) -> InvalidRequest:
     return InvalidRequest(
         f"stop_regex: {pattern!r} takes too long to match; nested repeats do that", "stop_regex"
@@ -125,24 +133,25 @@ def compile_patterns(sources: Iterable[str]) -> list[regex.Pattern[str]]:
             everywhere.
     """
     compiled = []
-    for source in sources:
+    for at, source in enumerate(sources):
+        where = f"stop_regex[{at}]"
         counts = re.findall(r"\{\s*([0-9]+)", source)
         if math.prod(max(1, int(count)) for count in counts) > MAX_REPEATS:
             raise InvalidRequest(
-                f"stop_regex: the counts in {source!r} multiply to more than {MAX_REPEATS}",
-                "stop_regex",
+                f"{where}: the counts in {source!r} multiply to more than {MAX_REPEATS}",
+                where,
             )
         try:
             pattern = regex.compile(source)
             empty = pattern.match("", timeout=CALL_SECONDS) is not None
         except (regex.error, RecursionError, OverflowError, MemoryError) as error:
-            raise InvalidRequest(f"stop_regex: {source!r}: {error}", "stop_regex") from None
+            raise InvalidRequest(f"{where}: {source!r}: {error}", where) from None
         except TimeoutError:
             raise _too_slow(source) from None
         if empty:
             raise InvalidRequest(
-                f"stop_regex: {source!r} matches the empty text and would stop at once",
-                "stop_regex",
+                f"{where}: {source!r} matches the empty text and would stop at once",
+                where,
             )
         compiled.append(pattern)
     return compiled
@@ -169,8 +178,14 @@ class StopFinder:
         self._text = ""
         self._base = 0
         self._floor = 0
-        self._budget = BUDGET_SECONDS
+        self._budget = _Budget(BUDGET_SECONDS)
         self.best: Match | None = None
+
+    def fork(self) -> StopFinder:
+        """The same, for a text that goes on another way. Both have one budget of time."""
+        made = copy(self)
+        made._stops = [replace(stop) for stop in self._stops]
+        return made
 
     @property
     def final(self) -> bool:
@@ -214,8 +229,8 @@ class StopFinder:
             self._base = keep
 
     def _spend(self, seconds: float) -> None:
-        self._budget += BUDGET_PER_PIECE - seconds
-        if self._budget < 0:
+        self._budget.seconds += BUDGET_PER_PIECE - seconds
+        if self._budget.seconds < 0:
             raise _too_slow(
                 next(s.compiled.pattern for s in self._stops if isinstance(s, _Pattern))
             )

@@ -85,6 +85,8 @@ class Supervisor:
         self._numbers = itertools.count(1)
         self.leases = Leases(lambda lease: self._send(Call(next(self._numbers), "unpin", lease)))
         self._deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self._asked: float | None = None
+        """When the core was asked for a sign of life, if it has given none since."""
         self._task: asyncio.Task[None] | None = None
         self._owner = os.getpid()
         self.restarts = 0
@@ -178,6 +180,19 @@ class Supervisor:
             if waits and not (future.done() and not future.cancelled()):
                 self._send(Call(next(self._numbers), "forget", {"call": call.id}))
 
+    def is_well(self, seconds: float) -> bool:
+        """Whether there is a core that has not been silent for so long since it was asked.
+
+        It is asked here, and not waited for: a later call tells of what it did not answer.
+        """
+        if not self.ready or self._link is None or not self._link.alive:
+            return False
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+            self._send(Call(next(self._numbers), "stats"))
+        return now - self._asked < seconds
+
     async def close(self) -> None:
         """End the core; what runs fails with `RequestAborted`."""
         self.fault = self.fault or "it was shut down"
@@ -218,6 +233,7 @@ class Supervisor:
             while True:
                 reason = await self._read(self._link)
                 self.ready = False
+                self._asked = None
                 self._unconfirmed.clear()
                 self.leases.lose()
                 self._blame(reason)
@@ -237,7 +253,9 @@ class Supervisor:
         try:
             while True:
                 message = await self._next(link)
+                self._asked = None
                 if isinstance(message, Failed):
+                    self.ready = False
                     return await _farewell(link, message)
                 self._handle(message)
         except CoreGone as gone:

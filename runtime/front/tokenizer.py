@@ -46,6 +46,7 @@ class Tokenizer:
         prefix: The ids that the tokenizer puts before every text (BOS), mostly one or none.
         bytes_of: The bytes that each id adds to a text.
         longest: Bytes of the longest token.
+        words_apart: Whether no token has a letter before a space.
         dummy_space: Whether decoding drops the first space of a text, as SentencePiece does.
         merges: Whether it is a BPE of bytes: its tokens are any that were merged of shorter ones.
 
@@ -86,6 +87,7 @@ class Tokenizer:
         fallback = any(step["type"] == "ByteFallback" for step in steps)
         self.merges = plain["model"]["type"] == "BPE" and (kind == "bytelevel" or fallback)
         self._sorted: list[bytes] | None = None
+        self.words_apart = not any(re.search(rb"[A-Za-z] ", raw) for raw in self.bytes_of)
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:

@@ -20,6 +20,14 @@ from boughs.lang.sampling import SamplingParams
 from .errors import json_response
 from .served import Served
 
+QUERY = {
+    "/flush_cache": ("timeout",),
+    "/get_model_info": ("identity",),
+    "/model_info": ("identity",),
+    "/tree": ("max_segments", "max_tokens"),
+}
+"""The keys that a path takes in its query; no other path takes any."""
+
 PROBE_SECONDS = 20.0
 """How long a probe waits for its token."""
 
@@ -58,7 +66,7 @@ class Admin:
         ]
 
     async def health(self, _: web.Request) -> web.Response:
-        """200 while the core is alive and answers, else 503."""
+        """200 while the core is alive and not stuck, else 503; at once."""
         healthy = await self._served.health()
         return json_response({"healthy": healthy}, 200 if healthy else 503)
 

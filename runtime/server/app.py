@@ -12,10 +12,10 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from boughs.lang.errors import Unauthorized
+from boughs.lang.errors import InvalidRequest, Unauthorized
 from boughs.runtime.config import parse_bytes
 
-from .admin import Admin
+from .admin import QUERY, Admin
 from .config import ServerConfig
 from .errors import Fault
 from .native import Native
@@ -37,7 +37,7 @@ def make_app(served: Served, config: ServerConfig) -> web.Application:
     """
     guard = _Guard(config)
     app = web.Application(
-        middlewares=[_errors, guard.middleware],
+        middlewares=[_errors, guard.middleware, _known_query],
         client_max_size=parse_bytes(config.max_body_size, "max_body_size"),
     )
     app.on_response_prepare.append(guard.allow_origin)
@@ -81,6 +81,17 @@ class _Guard:
             response.headers["Access-Control-Allow-Methods"] = "GET, POST, PUT"
             response.headers["Access-Control-Allow-Headers"] = "Authorization, Content-Type"
             response.headers["Access-Control-Max-Age"] = "600"
+
+
+@web.middleware
+async def _known_query(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse keys in the query that the path does not take."""
+    known = QUERY.get(request.path, ())
+    unknown = next((key for key in request.query if key not in known), None)
+    if unknown is None or request.match_info.http_exception is not None:
+        return await handler(request)
+    there = f"there are {', '.join(known)}" if known else f"{request.path} takes none"
+    raise InvalidRequest(f"{unknown}: unknown key in the query; {there}", unknown)
 
 
 @web.middleware

@@ -18,8 +18,8 @@ from boughs.lang.errors import BoughsError, InvalidRequest, Unsupported
 from boughs.lang.requests import EncodeRequest, Prompt
 from boughs.lang.results import Embedding
 from boughs.runtime.gather import gather
+from boughs.runtime.naming import naming, placed, renamed
 
-from .errors import located
 from .generate import read_prompts, read_rids
 from .merge import MOST_AT_ONCE
 from .openai_answer import Json
@@ -92,7 +92,10 @@ def read_encode(body: Mapping[str, Any]) -> EncodeCall:
     fields = _ours(body)
     if body.get("extra_key") is not None:
         fields.setdefault("cache_salt", body["extra_key"])
-    return EncodeCall(_requests(name, prompts, rids, fields), is_list, name, group)
+    key = "extra_key" if "cache_salt" not in body else "cache_salt"
+    with naming({"cache_salt": key}):
+        requests = _requests(name, prompts, rids, fields)
+    return EncodeCall(requests, is_list, name, group)
 
 
 def read_embeddings(body: Mapping[str, Any]) -> EncodeCall:
@@ -136,8 +139,9 @@ async def encode_all(served: Encoding, call: EncodeCall) -> list[Embedding]:
             return await served.encode(request)
         except BoughsError as error:
             if not call.is_list:
-                raise
-            raise located(error, f"{call.name}[{at}]") from error
+                raise renamed(error, {"prompt": call.name, "segments": call.name}) from error
+            place = f"{call.name}[{at}]"
+            raise placed(error, {"prompt": place, "segments": place}, place) from error
 
     return await gather(one, call.requests, MOST_AT_ONCE)
 

@@ -94,14 +94,6 @@ def json_response(
     )
 
 
-def located(error: BoughsError, where: str) -> BoughsError:
-    """The same error with the place in its message."""
-    message = f"{where}: {error}"
-    if isinstance(error, InvalidRequest):
-        return type(error)(message, error.param)
-    return type(error)(message)
-
-
 def _code(error: BoughsError) -> str | None:
     if isinstance(error, Unauthorized):
         return "invalid_api_key"

@@ -15,6 +15,7 @@ from boughs.lang.requests import GenerateRequest, Prompt
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import from_json
 from boughs.runtime.front.batch import read_token_ids
+from boughs.runtime.naming import Names, call_names, naming
 
 from .body import converted
 
@@ -92,6 +93,7 @@ class GenerateCall(NamedTuple):
         rid: A name for all requests together, if the caller gave one to a list.
         stream: Whether to answer as it comes.
         return_text: Whether logprobs carry their token's text.
+        names: What the caller calls the fields of each request.
     """
 
     requests: list[GenerateRequest]
@@ -100,6 +102,7 @@ class GenerateCall(NamedTuple):
     rid: str | None
     stream: bool
     return_text: bool
+    names: list[Names]
 
     @property
     def gives_list(self) -> bool:
@@ -121,9 +124,11 @@ def read_generate(body: Mapping[str, Any]) -> GenerateCall:
     count = len(prompts)
     scores = name != "segments"  # SGLang's client scores choices so, and knows no segments
     params = _read_params(body, count, is_list=is_list)
+    names = _names(body, name, count, is_list=is_list)
     if _flag(body, "stream") and scores:  # the language has no other way to ask
-        for one in params:
-            check_stream(one, "sampling_params.")
+        for one, spelled in zip(params, names, strict=True):
+            with naming(spelled):
+                check_stream(one)
     asked = _each(body, "return_logprob", bool, [False] * count, is_list=is_list)
     starts = _each(
         body,
@@ -160,6 +165,7 @@ def read_generate(body: Mapping[str, Any]) -> GenerateCall:
         rid=group,
         stream=_flag(body, "stream"),
         return_text=_flag(body, "return_text_in_logprobs"),
+        names=names,
     )
 
 
@@ -192,6 +198,36 @@ def read_prompts(body: Mapping[str, Any]) -> tuple[str, list[Prompt], bool]:
     return name, [from_json(value, name)], False
 
 
+def prompt_name(body: Mapping[str, Any]) -> str:
+    """What the prompt of a body is called."""
+    return next(key for key in PROMPTS if body.get(key) is not None)
+
+
+def _names(body: Mapping[str, Any], name: str, count: int, *, is_list: bool) -> list[Names]:
+    listed = {
+        key: body.get(key)
+        for key in ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob")
+    }
+    params = body.get("sampling_params")
+    made = call_names(name, params, listed, count, is_list=is_list)
+    for at, one in enumerate(made):
+        own = params[at] if isinstance(params, list) else params
+        above = {ours: key for key, ours in _above(body, own).items()}
+        place = f"{name}[{at}]" if is_list else name
+        made[at] = {**one, **above, "segments": place}
+    return made
+
+
+def _above(body: Mapping[str, Any], params: Any) -> dict[str, str]:
+    """The keys of the body that are parameters here, and are not among `params`, to these."""
+    own = params if isinstance(params, dict) else {}
+    return {
+        given: name
+        for given, name in _PARAMS_ABOVE.items()
+        if body.get(given) is not None and name not in own
+    }
+
+
 def check_length(prompts: list[Any], name: str) -> None:
     """Refuse a list of prompts that would fill the memory. A list of ids is none."""
     if len(prompts) > MOST_PROMPTS and not isinstance(prompts[0], int):
@@ -203,19 +239,19 @@ def check_length(prompts: list[Any], name: str) -> None:
 def _read_params(body: Mapping[str, Any], count: int, *, is_list: bool) -> list[SamplingParams]:
     key = "sampling_params"
     value = body.get(key)
-    above = {
-        name: body[given] for given, name in _PARAMS_ABOVE.items() if body.get(given) is not None
-    }
     if isinstance(value, list) and is_list:
         _check_count(value, count, key)
-        return [_one_params(item, above, f"{key}[{at}]") for at, item in enumerate(value)]
-    return [_one_params(value, above, key)] * count
+        return [_one_params(item, body, f"{key}[{at}]") for at, item in enumerate(value)]
+    return [_one_params(value, body, key)] * count
 
 
-def _one_params(value: Any, above: Mapping[str, Any], where: str) -> SamplingParams:
+def _one_params(value: Any, body: Mapping[str, Any], where: str) -> SamplingParams:
     if not isinstance(value, dict | None):
         raise InvalidRequest(f"{where}: expected an object, got {value!r:.40}", where)
-    return SamplingParams.from_mapping({**above, **(value or {})}, f"{where}.")
+    above = _above(body, value)
+    with naming({f"{where}.{name}": key for key, name in above.items()}):
+        values = {name: body[key] for key, name in above.items()}
+        return SamplingParams.from_mapping({**values, **(value or {})}, f"{where}.")
 
 
 def read_rids(
@@ -227,10 +263,13 @@ def read_rids(
         return [None] * count, None
     if isinstance(rid, str) and is_list:
         return [f"{rid}-{at}" for at in range(count)], rid
-    rids = converted(rid if is_list else [rid], list[str], "rid")
+    if not is_list:
+        return [converted(rid, str, "rid")], None
+    rids = converted(rid, list[str], "rid")
     _check_count(rids, count, "rid")
-    if len(set(rids)) < count:
-        raise InvalidRequest("rid: an id is given twice", "rid")
+    for at, one in enumerate(rids):
+        if one in rids[:at]:
+            raise InvalidRequest(f"rid[{at}]: {one!r} is given twice", f"rid[{at}]")
     return rids, None
 
 
@@ -239,11 +278,13 @@ def _each(
 ) -> list[T]:
     """The value of a field for each prompt; None means its default."""
     value = body.get(key)
-    values = value if isinstance(value, list) and is_list else [value] * len(default)
+    listed = isinstance(value, list) and is_list
+    values: list[Any] = value if isinstance(value, list) and listed else [value] * len(default)
     _check_count(values, len(default), key)
-    for item in values:
+    for at, item in enumerate(values):
         if item is not None and type(item) is not kind:
-            raise InvalidRequest(f"{key}: expected {kind.__name__}, got {item!r:.40}", key)
+            where = f"{key}[{at}]" if listed else key
+            raise InvalidRequest(f"{where}: expected {kind.__name__}, got {item!r:.40}", where)
     return [usual if item is None else item for item, usual in zip(values, default, strict=True)]
 
 

@@ -16,8 +16,8 @@ import msgspec
 from boughs.lang.errors import BoughsError
 from boughs.lang.requests import GenerateRequest
 from boughs.lang.results import Answer, Chunk, TokenLogprob
+from boughs.runtime.naming import Names, placed, renamed
 
-from .errors import located
 from .served import Served
 
 MOST_AT_ONCE = 1024
@@ -35,7 +35,8 @@ async def merged(
     served: Served,
     requests: Sequence[GenerateRequest],
     *,
-    name: str | None = None,
+    names: Sequence[Names],
+    is_list: bool = False,
     idle: float | None = None,
 ) -> AsyncGenerator[Piece | None, None]:
     """Run all requests; what they answer, as it comes. Closing the iterator aborts them.
@@ -43,7 +44,8 @@ async def merged(
     Args:
         served: Runs them.
         requests: At least one.
-        name: What the list of prompts is called in the error of one of them.
+        names: What the caller calls the fields of each.
+        is_list: Whether an error says which of the prompts it is of.
         idle: Give None after so many seconds without news.
 
     Raises:
@@ -63,9 +65,11 @@ async def merged(
                 continue
             if inbox.failure is not None:
                 at, error = inbox.failure
-                if name is not None and isinstance(error, BoughsError):
-                    raise located(error, f"{name}[{at}]") from error
-                raise error
+                if not isinstance(error, BoughsError):
+                    raise error
+                if is_list:
+                    raise placed(error, names[at], names[at]["prompt"]) from error
+                raise renamed(error, names[at])
             for piece in inbox.take():
                 yield piece
             if inbox.over:
@@ -77,11 +81,15 @@ async def merged(
 
 
 async def collect_all(
-    served: Served, requests: Sequence[GenerateRequest], *, name: str | None = None
+    served: Served,
+    requests: Sequence[GenerateRequest],
+    *,
+    names: Sequence[Names],
+    is_list: bool = False,
 ) -> list[list[Answer]]:
     """The whole answers: of each request, of each of its choices. Raises as `merged` does."""
     answers: list[dict[int, Answer]] = [{} for _ in requests]
-    async with aclosing(merged(served, requests, name=name)) as pieces:
+    async with aclosing(merged(served, requests, names=names, is_list=is_list)) as pieces:
         async for piece in pieces:
             assert piece is not None, "without `idle` there are only pieces"
             add(answers[piece.item], piece.chunk)

@@ -19,13 +19,14 @@ from boughs.lang.meta import embedding_json, meta_info
 from boughs.lang.requests import EncodeRequest, GenerateRequest, PinRequest, Prompt, ScoreRequest
 from boughs.lang.results import Answer
 from boughs.lang.segments import to_json
+from boughs.runtime.naming import naming
 
 from .body import converted, read_json
 from .config import ServerConfig
 from .encode import encode_all, read_encode
 from .errors import json_response
 from .events import send_events
-from .generate import PROMPTS, GenerateCall, read_generate, read_prompts
+from .generate import PROMPTS, GenerateCall, prompt_name, read_generate, read_prompts
 from .merge import add, collect_all, merged
 from .served import Served
 
@@ -70,8 +71,9 @@ class Native:
                     openai=False,
                     seconds=self._config.client_timeout,
                 )
-            name = call.name if call.is_list else None
-            answers = await collect_all(self._served, call.requests, name=name)
+            answers = await collect_all(
+                self._served, call.requests, names=call.names, is_list=call.is_list
+            )
         results = [
             answer_json(call, item, answer, began)
             for item, choices in enumerate(answers)
@@ -88,7 +90,8 @@ class Native:
         pieces = merged(
             self._served,
             call.requests,
-            name=call.name if call.is_list else None,
+            names=call.names,
+            is_list=call.is_list,
             idle=self._config.keep_alive,
         )
         async with aclosing(pieces):
@@ -105,7 +108,9 @@ class Native:
     async def score(self, request: web.Request) -> web.Response:
         """Score choices as continuations of a prompt."""
         body = await read_json(request, self._config.client_timeout)
-        scores = await self._served.score(read_score(body))
+        asked = read_score(body)
+        with naming({"prompt": prompt_name(body)}):
+            scores = await self._served.score(asked)
         return json_response(scores)
 
     async def encode(self, request: web.Request) -> web.Response:
@@ -119,14 +124,14 @@ class Native:
 
     async def pin(self, request: web.Request) -> web.StreamResponse:
         """Keep a prompt cached as long as this connection stays open."""
-        asked = read_pin(await read_json(request, self._config.client_timeout))
-        return await send_events(
-            request, self._states(asked), openai=False, seconds=self._config.client_timeout
-        )
+        body = await read_json(request, self._config.client_timeout)
+        states = self._states(read_pin(body), prompt_name(body))
+        return await send_events(request, states, openai=False, seconds=self._config.client_timeout)
 
-    async def _states(self, asked: PinRequest) -> AsyncGenerator[bytes | None, None]:
+    async def _states(self, asked: PinRequest, name: str) -> AsyncGenerator[bytes | None, None]:
         """The states of a lease; None after a while without news."""
-        lease = await Lease.take(self._served.pin(asked))
+        with naming({"prompt": name}):
+            lease = await Lease.take(self._served.pin(asked))
         self._leases.add(lease)
         try:
             shown = lease.state

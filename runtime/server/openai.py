@@ -92,8 +92,9 @@ class OpenAI:
                 openai=True,
                 seconds=self._config.client_timeout,
             )
-        name = "prompt" if call.is_list else None
-        answers = await collect_all(self._served, call.requests, name=name)
+        answers = await collect_all(
+            self._served, call.requests, names=call.names, is_list=call.is_list
+        )
         choices = [
             shape.whole(item, answer) for item, made in enumerate(answers) for answer in made
         ]
@@ -115,7 +116,8 @@ class OpenAI:
         pieces = merged(
             self._served,
             call.requests,
-            name="prompt" if call.is_list else None,
+            names=call.names,
+            is_list=call.is_list,
             idle=self._config.keep_alive,
         )
         async with aclosing(pieces):

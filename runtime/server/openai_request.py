@@ -15,6 +15,7 @@ from boughs.lang.beams import check_stream
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.requests import GenerateRequest, Prompt
 from boughs.lang.sampling import ALIASES, NOT_YET, SamplingParams
+from boughs.runtime.naming import Names, naming, params_names
 
 from .body import converted
 from .generate import check_length
@@ -72,6 +73,7 @@ class Call(NamedTuple):
         logprobs: Whether the answer has logprobs.
         top: How many alternatives at each position.
         echo: Whether the prompt is part of the answer.
+        names: What the caller calls the fields of each request.
     """
 
     requests: list[GenerateRequest]
@@ -81,6 +83,7 @@ class Call(NamedTuple):
     include_usage: bool
     logprobs: bool
     top: int
+    names: list[Names]
     echo: bool = False
 
 
@@ -118,6 +121,15 @@ def read_completion(body: Mapping[str, Any]) -> Call:
         **_common(body),
         logprobs=count is not None,
         top=count or 0,
+        names=[
+            {
+                **_names(body),
+                "prompt": f"prompt[{at}]" if is_list else "prompt",
+                "top_logprobs_num": "logprobs",
+                "logprob_start_len": "echo",
+            }
+            for at in range(len(requests))
+        ],
         echo=echo,
     )
 
@@ -157,7 +169,15 @@ def read_chat(body: Mapping[str, Any], chat: Chat) -> Call:
         return_logprob=wanted,
         top_logprobs_num=top,
     )
-    return Call(requests=[request], is_list=False, **_common(body), logprobs=wanted, top=top)
+    names = {**_names(body), "prompt": "messages", "segments": "messages"}
+    return Call(
+        requests=[request],
+        is_list=False,
+        **_common(body),
+        logprobs=wanted,
+        top=top,
+        names=[{**names, "top_logprobs_num": "top_logprobs"}],
+    )
 
 
 def _check_names(body: Mapping[str, Any], known: set[str]) -> None:
@@ -198,10 +218,23 @@ def _params(body: Mapping[str, Any], default_tokens: int | None) -> SamplingPara
             raise InvalidRequest("give json_schema or response_format, not both", "response_format")
         given["json_schema"] = schema
         given["strict"] = _is_strict(body["response_format"])
-    params = SamplingParams.from_mapping(given)
-    if body.get("stream"):
-        check_stream(params)
+    with naming(_names(body)):
+        params = SamplingParams.from_mapping(given)
+        if body.get("stream"):
+            check_stream(params)
     return params
+
+
+def _names(body: Mapping[str, Any]) -> dict[str, str]:
+    """What the caller calls the sampling parameters."""
+    names = params_names({key: value for key, value in body.items() if value is not None})
+    if body.get("response_format") is not None:
+        inner = body["response_format"]
+        of_schema = isinstance(inner, dict) and inner.get("type") == "json_schema"
+        where = "response_format.json_schema" if of_schema else "response_format"
+        names["json_schema"] = f"{where}.schema" if of_schema else where
+        names["strict"] = f"{where}.strict"
+    return names
 
 
 def _response_schema(value: Any) -> str | None:
@@ -223,7 +256,8 @@ def _response_schema(value: Any) -> str | None:
     inner = value.get("json_schema")
     schema = inner.get("schema") if isinstance(inner, dict) else None
     if not isinstance(schema, dict):
-        raise InvalidRequest(f"{name}.json_schema.schema: expected an object", name)
+        name = f"{name}.json_schema.schema"
+        raise InvalidRequest(f"{name}: expected an object, got {schema!r:.40}", name)
     return _as_text(schema)
 
 

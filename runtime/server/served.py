@@ -73,5 +73,5 @@ class Served(Backend, Pinning, Encoding, Identified, Protocol):
         ...
 
     async def health(self) -> bool:
-        """Whether the core is alive and answers in bounded time."""
+        """Whether the core is alive and not stuck; says so at once."""
         ...

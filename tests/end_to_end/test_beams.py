@@ -248,7 +248,7 @@ def test_what_can_never_fit_is_refused(soft_model):
     [
         ({"length_penalty": 2.0}, InvalidRequest, "length_penalty needs beam_width"),
         ({"early_stopping": True}, InvalidRequest, "early_stopping needs beam_width"),
-        ({"beam_width": 2, "stop": "x"}, Unsupported, "stop"),
+        ({"beam_width": 2, "top_p": 0.5}, Unsupported, "top_p"),
         ({"n": 3, "best_of": 2}, InvalidRequest, "best_of must be at least n"),
     ],
 )
@@ -395,7 +395,7 @@ def test_sglangs_wire_searches_and_ranks(server, tiny_engine):
     assert best["output_ids"] == tiny_engine.generate(PROMPTS[0], ranked)["output_ids"]
     for given, stream, named in (
         (ranked, True, "best_of"),
-        ({"beam_width": 4, "stop": "x"}, False, "stop"),
+        ({"beam_width": 4, "min_p": 0.5}, False, "min_p"),
         ({"length_penalty": 2}, False, "length_penalty"),
     ):
         body = {"text": PROMPTS[0], "sampling_params": given, "stream": stream}

@@ -135,3 +135,20 @@ def test_a_server_shows_its_tree_and_what_a_program_pins(tiny_server):
         time.sleep(0.02)
     assert boughs.flush_cache(endpoint, timeout=20)
     endpoint.close()
+
+
+def test_a_prompt_as_long_as_the_context_is_pinned_and_found(tiny_model):
+    with boughs.Engine(
+        model_path=tiny_model,
+        in_process=True,
+        check_invariants=True,
+        kv_memory="300K",
+        context_length=64,
+    ) as engine:
+        whole = [3 + at for at in range(64)]
+        with engine.pin(whole) as tokens:
+            assert tokens == 64
+            answer = engine.generate(input_ids=whole[:63], sampling_params=GREEDY)
+            assert answer["meta_info"]["cached_tokens"] == 62
+        with pytest.raises(InvalidRequest, match="65 tokens do not fit the context of 64"):
+            engine.pin([*whole, 3]).__enter__()

@@ -36,7 +36,9 @@ def endpoint(tiny_server):
 def program(s):
     s += boughs.system("Be nice.")
     s += boughs.user("Who?")
-    s += boughs.assistant("It: " + boughs.gen("json", json_schema=SCHEMA, max_tokens=128))
+    s += boughs.assistant(
+        "It: " + boughs.gen("json", json_schema=SCHEMA, max_tokens=128, heal=False)
+    )
     branches = s.fork(2)
     for i, branch in enumerate(branches):
         branch += boughs.user(f"judge {i}")

@@ -50,7 +50,7 @@ def test_release_and_unlock_twice_are_noticed():
         cache.grow(sequence, 8)
     with pytest.raises(AssertionError, match="was released"):
         cache.commit(sequence, encode(range(6)), 6)
-    handle = cache.tree.lock(cache.tree.find(b""))
+    handle = cache.tree.lock_prefix(b"")
     cache.tree.unlock(handle)
     with pytest.raises(AssertionError, match="more often"):
         cache.tree.unlock(handle)
@@ -136,7 +136,7 @@ def test_a_page_below_a_locked_branching_point_is_not_promised():
     cache = PrefixCache(8, 4)
     tokens = encode(range(11))
     store(cache, tokens)
-    handle = cache.tree.lock(cache.tree.find(tokens[:20]))
+    handle = cache.tree.lock_prefix(tokens[:20])
     available = cache.available()
     assert available == 5
     sequence = cache.admit(b"")

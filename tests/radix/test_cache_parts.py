@@ -170,13 +170,22 @@ def test_a_spot_stays_good_until_the_tree_changes_under_it():
     assert tree.refind(again, tokens).length == 15
 
 
-def test_a_spot_that_is_out_of_date_cannot_be_locked():
+def test_what_the_tree_has_changed_under_cannot_be_locked():
     cache = PrefixCache(60, 4)
+    tree = cache.tree
     store(cache, encode(range(20)))
-    spot = cache.tree.find(encode(range(12)))
+    node, length = tree.match(encode(range(12)))
+    with pytest.raises(AssertionError, match="goes on behind"):
+        tree.lock(node, 21)
+    for cut in (14, 12):
+        tree.unlock(tree.lock_prefix(encode(range(cut))))
+        for before in (length, node.start):
+            with pytest.raises(AssertionError, match="does not hold"):
+                tree.lock(node, before)
+    cache.check()
     cache.flush()
-    with pytest.raises(AssertionError, match="out of date"):
-        cache.tree.lock(spot)
+    with pytest.raises(AssertionError, match="has left"):
+        tree.lock(node, length)
 
 
 # ---- policies ----
@@ -222,7 +231,7 @@ def test_a_heap_does_not_grow_with_use(policy):
 def test_an_evicted_node_keeps_no_neighbours():
     """Who still has it, as a spot or a lease that ended does, keeps no other nodes alive by it."""
     cache, prompts = fill("lru")
-    node = cache.tree.find(prompts["a"]).node
+    node = cache.tree.match(prompts["a"])[0]
     cache.flush()
     assert (node.older, node.newer) == (None, None)
 
@@ -239,7 +248,7 @@ def test_policies_keep_their_order_whatever_is_used_again(policy):
         for prompt in rng.sample(prompts, 140):
             cache.release(cache.admit(prompt, priority=rng.randrange(9)))
         cache.check()
-    nodes = [cache.tree.find(prompt).node for prompt in prompts]
+    nodes = [cache.tree.match(prompt)[0] for prompt in prompts]
     key = {
         "lru": lambda node: node.last_use,
         "lfu": lambda node: (node.hits, node.last_use),
@@ -423,7 +432,7 @@ def test_the_tree_alone():
     pool = PagePool(20)
     tree = RadixTree(pool, page_size=4)
     eviction = Eviction(tree, Leases(tree))
-    handle = tree.lock(tree.find(encode(range(6))))
+    handle = tree.lock_prefix(encode(range(6)))
     pages = eviction.take(2)
     handle = tree.append(handle, encode(range(6)), pages)
     tree.check()
@@ -434,7 +443,7 @@ def test_the_tree_alone():
     with pytest.raises(AssertionError, match="more often"):
         tree.unlock(handle)
     assert eviction.evict(1) == 1
-    assert tree.find(encode(range(6))).length == 4
+    assert tree.match(encode(range(6)))[1] == 4
     assert eviction.clear() == 1
     tree.check()
     assert tree.roots == {}

@@ -150,7 +150,7 @@ def test_use_is_noted():
     cache = PrefixCache(40, 4)
     for first in (0, 100):
         store(cache, encode(range(first, first + 6)))
-    old, new = (cache.tree.find(encode(range(first, first + 6))).node for first in (0, 100))
+    old, new = (cache.tree.match(encode(range(first, first + 6)))[0] for first in (0, 100))
     assert 0 < old.last_use < new.last_use <= cache.tree.tick
     assert (old.hits, new.hits) == (0, 0)
     cache.release(cache.admit(encode(range(6))))
@@ -161,7 +161,7 @@ def test_use_is_noted():
     step(cache)
     cache.commit(sequence, encode(range(9)), 9)
     assert (old.priority, new.priority, sequence.node.priority) == (5, 0, 5)
-    cut = cache.tree.lock(cache.tree.find(encode([0, 1, 2, 99])))
+    cut = cache.tree.lock_prefix(encode([0, 1, 2, 99]))
     assert (cut.hits, cut.priority) == (old.hits, old.priority) == (2, 5)
     assert cut.last_use == old.last_use
     stats = cache.stats()
@@ -187,3 +187,48 @@ def test_stats_tell_where_the_pages_are():
     cache.release(running)
     cache.flush()
     assert (cache.stats().evicted_pages, cache.stats().evicted_tokens) == (5, 13)
+
+
+def test_without_prefix_reuse_a_family_keeps_its_prefixes_while_it_is_there():
+    cache = PrefixCache(8, 4, enabled=False)
+    tokens = encode(range(10))
+    scope = cache.scope("salt", 1)
+    for _ in range(3):
+        cache.join(scope)
+    store(cache, tokens, namespace="salt", family=1)
+    cache.leave(scope)
+    again = start(cache, tokens, namespace="salt", family=1)
+    assert again.cached == 10
+    assert start(cache, tokens[:4], namespace="salt", family=2).cached == 0
+    step(cache)
+    cache.release(again)
+    cache.check()
+    cache.leave(scope)
+    assert cache.stats().cached == 3
+    # Room is made of them as of others.
+    taker = start(cache, encode(range(100, 118)))
+    assert cache.pool.free == 0
+    cache.check()
+    cache.release(taker)
+    store(cache, tokens, namespace="salt", family=1)
+    cache.leave(scope)
+    cache.check()
+    assert cache.stats().cached == 0
+    assert cache.stats().namespaces == 1, "the other family's"
+
+
+def test_a_family_that_leaves_amid_a_copy_leaves_nothing():
+    cache = PrefixCache(20, 4, enabled=False)
+    tokens = encode(range(10))
+    scope = cache.scope("", 1)
+    cache.join(scope)
+    store(cache, tokens, family=1)
+    first, second = (start(cache, tokens, family=1) for _ in range(2))
+    orders = cache.take_copies()
+    assert orders
+    for sequence in (first, second):
+        cache.release(sequence)
+    cache.leave(scope)
+    cache.check()
+    cache.copies_done(orders)
+    assert_empty(cache)

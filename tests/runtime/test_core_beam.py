@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.beams import beam_limit
 from boughs.runtime.core.beam import BeamSearch
+from boughs.runtime.core.sampler import RowState
 from boughs.runtime.core.step import Step
 from boughs.runtime.messages import Abort, Submit
 
@@ -45,10 +46,10 @@ def beams(key, prompt, width, max_new_tokens=8, *, n=None, logprobs=False, top=0
 def searched(request, most=None):
     """What a search gives by itself: the same steps on contexts that no cache has seen."""
     params, prompt = request.params, request.prompt_ids
+    row = RowState(params, 0, frozenset({EOS, *params.stop_token_ids}))
+    row.note_prompt(prompt)
     search = BeamSearch(
-        params,
-        prompt,
-        frozenset({EOS, *params.stop_token_ids}),
+        row,
         min(params.max_new_tokens if most is None else most, CONTEXT - len(prompt)),
         logprobs=request.logprobs,
         top=request.top_logprobs,
@@ -306,7 +307,7 @@ def test_a_search_that_may_take_no_token_fails_alone(left, least):
     else:
         (output,) = driver.outputs[0]
         assert output.error[0] == "InvalidRequest"
-        assert f"min_new_tokens={least} forbids all" in output.error[1]
+        assert f"min_new_tokens={least} forbid all" in output.error[1]
 
 
 def test_two_groups_that_want_the_pool_end_one_after_the_other():

@@ -29,16 +29,20 @@ def choices(prompt, count, max_new_tokens=1, **fields):
 @pytest.mark.parametrize("budget", [3, 5, 16, 64])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("prompt", [1, 3, 4, 15, 16, 17, 33])
-@pytest.mark.parametrize("apart", [0, 1, 2])
-def test_a_prompt_is_computed_once(prompt, page_size, budget, apart):
-    """And no more than its last token, whose logits each choice needs, for each other choice."""
+@pytest.mark.parametrize(("apart", "cold"), [(0, False), (1, False), (2, False), (0, True)])
+def test_a_prompt_is_computed_once(prompt, page_size, budget, apart, cold):
+    """And no more than its last token, whose logits each choice needs, for each other choice.
+
+    Where the tree keeps nothing of what has ended, it does so while other choices wait.
+    """
     schedule = []
     for request in choices(range(1, prompt + 1), 4):
         if apart or not schedule:
             schedule += [[] for _ in range(apart)]
             schedule.append([])
-        schedule[-1].append(request)
-    driver = Driver(num_pages=100, page_size=page_size, budget=budget).run(schedule)
+        schedule[-1].append(msgspec.structs.replace(request, family=100))
+    config = {"disable_radix_cache": cold}
+    driver = Driver(num_pages=100, page_size=page_size, budget=budget, **config).run(schedule)
     assert driver.core.scheduler.counters.prefill_tokens <= prompt + 3
     cached = sorted(driver.outputs[k][0].cached_tokens for k in range(4))
     assert cached == [0, *[prompt - 1] * 3]

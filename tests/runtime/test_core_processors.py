@@ -78,7 +78,7 @@ def check(logits, prompt, output, bad, params):
     assert torch.equal(got.isneginf(), expected.isneginf())
     assert torch.allclose(got, expected, rtol=1e-6, atol=1e-5)
     if expected.isneginf().all():
-        with pytest.raises(InvalidRequest, match="no token is left to sample"):
+        with pytest.raises(InvalidRequest, match="no token is left after"):
             sample(logits.clone(), state, len(output), None)
         return
     probs = kept_probs(got, state.params)

@@ -40,6 +40,8 @@ class Run:
 
     def submit(self, message):
         message.key = self.first + len(self.messages)
+        if self.messages:
+            message.family = self.first
         self.messages.append(message)
 
     async def next(self):
@@ -98,9 +100,13 @@ def test_choices_behind_a_cached_prompt_are_one_step(page_size, unconditional):
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("unconditional", [False, True])
-def test_choices_behind_a_new_prompt_are_two_steps(page_size, unconditional):
-    """The first branch has the prompt computed, with what stands alone beside it; then the rest."""
-    driver = Driver(num_pages=400, page_size=page_size, budget=64)
+@pytest.mark.parametrize("cold", [False, True])
+def test_choices_behind_a_new_prompt_are_two_steps(page_size, unconditional, cold):
+    """The first branch has the prompt computed, with what stands alone beside it; then the rest.
+
+    Also where the tree keeps no prefix of what has ended: as long as branches wait, it does.
+    """
+    driver = Driver(num_pages=400, page_size=page_size, budget=64, disable_radix_cache=cold)
     scores = check(driver, PROMPT, CITIES, unconditional=unconditional)
     assert scores.cached_tokens == 0
     assert len(driver.model.steps) == 2
@@ -112,6 +118,7 @@ def test_choices_behind_a_new_prompt_are_two_steps(page_size, unconditional):
         if position < len(PROMPT) and (not unconditional or key < 1000 + 3)
     ]
     assert sorted(in_prompt) == list(range(len(PROMPT)))
+    assert not cold or driver.core.cache.stats().cached == 0
 
 
 @pytest.mark.parametrize("cached", [len(PROMPT) - 1, len(PROMPT) - 5, 7])

@@ -70,5 +70,5 @@ def test_a_word_that_the_tokenizer_does_not_know_is_an_error():
             continue
         with pytest.raises(InvalidRequest, match=r"bad_words\[1\]: the tokenizer has no") as caught:
             bad_sequences(tok, ["ab", "\u2603"])
-        assert caught.value.param == "bad_words"
+        assert caught.value.param == "bad_words[1]"
     assert set(spellable.values()) == {True, False}

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import threading
 from pathlib import Path
 
 import pytest
@@ -302,10 +303,51 @@ def test_the_cache_is_not_flushed_while_requests_run():
 
 
 def test_a_core_that_does_not_answer_is_not_healthy():
+    async def until_ill(front):
+        while await front.health(0.05):  # noqa: ASYNC110 -- there is no event to wait for
+            await asyncio.sleep(0.01)
+
     with running_front(lambda: fake.FakeCore(mute=True)) as front:
-        assert not run(front.health(0.05))
+        assert run(front.health())  # it had no time to answer
+        run(until_ill(front))
+        assert run(front.health())  # it may take longer than that
+        # What it does beside shows that it is not stuck.
+        assert answers_of(front, GenerateRequest(prompt="Hello", params=greedy()))
+        assert run(front.health(0.05))
     with running_front(fake.FakeCore) as front:
-        assert run(front.health())
+        for _ in range(3):
+            assert run(front.health())
+            run(front.stats())
+
+
+def test_health_waits_for_nothing_while_a_core_is_started_again():
+    start = threading.Event()
+
+    class Slow(fake.FakeCore):
+        def run(self, receive, send):
+            assert start.wait(20)
+            super().run(receive, send)
+
+    made = []
+
+    def cores():
+        made.append(Slow() if made else fake.FakeCore(die_on=300))
+        return made[-1]
+
+    async def check(front):
+        task = asyncio.create_task(collect(front.generate(GenerateRequest(prompt=[300]))))
+        while front._core.ready:  # noqa: ASYNC110 -- there is no event to wait for
+            await asyncio.sleep(0.001)
+        coroutine = front.health()
+        with pytest.raises(StopIteration) as answer:  # it ends without the loop
+            coroutine.send(None)
+        assert answer.value.value is False
+        start.set()
+        await task
+        assert await front.health()
+
+    with running_front(cores) as front:
+        run(check(front))
 
 
 def test_server_info_has_settings_limits_and_counters(front):

@@ -276,3 +276,19 @@ def test_a_lease_computes_in_its_namespace_with_its_priority(front, log):
     )
     (pin,) = [m for m in log if isinstance(m, Call) and m.method == "pin"]
     assert (pin.args["namespace"], pin.args["tokens"]) == ("a", PROMPT)
+
+
+def test_a_prompt_as_long_as_the_context_can_be_pinned(front):
+    room = front.limits.context_length
+
+    async def hold(prompt):
+        async with aclosing(front.pin(pinned(prompt=prompt))) as states:
+            return (await anext(states)).tokens
+
+    assert run(hold([70] * room)) == room
+    with pytest.raises(InvalidRequest, match=f"{room + 1} tokens do not fit the context"):
+        run(hold([70] * (room + 1)))
+    prefill = SamplingParams(max_new_tokens=0)
+    assert run(collect(front.generate(GenerateRequest(prompt=[70] * room, params=prefill))))
+    with pytest.raises(InvalidRequest, match="and one of output, do not fit"):
+        run(collect(front.generate(GenerateRequest(prompt=[70] * room))))

@@ -430,3 +430,36 @@ def test_a_wrong_pin(site, body, param):
 
 def test_concate_and_append(site):
     assert site.post("/concate_and_append_request", {"src_rids": ["a"], "dst_rid": "b"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/flush_cache", None),
+        ("GET", "/flush_cache", None),
+        ("GET", "/tree", None),
+        ("GET", "/health", None),
+        ("GET", "/ready", None),
+        ("GET", "/health_generate", None),
+        ("GET", "/model_info", None),
+        ("GET", "/get_server_info", None),
+        ("GET", "/v1/models", None),
+        ("GET", "/v1/models/fake", None),
+        ("POST", "/generate", {"text": "a"}),
+        ("POST", "/encode", {"text": "a"}),
+        ("POST", "/score", {"text": "a", "choices": ["b"]}),
+        ("POST", "/pin", {"text": "a", "seconds": 1}),
+        ("POST", "/abort_request", {"rid": "a"}),
+        ("POST", "/v1/completions", {"prompt": "a"}),
+        ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("POST", "/v1/embeddings", {"input": "a"}),
+    ],
+)
+def test_a_key_of_the_query_that_is_not_known_is_refused(site, method, path, body):
+    flushed = site.engine.flushed
+    status, _, answer = site.call(f"{path}?tiemout=3", body, method=method)
+    error = answer["error"]
+    assert (status, error["param"]) == (400, "tiemout")
+    assert error["message"].startswith("tiemout: unknown key in the query; ")
+    assert site.engine.flushed == flushed
+    assert site.call("/no/such/path?x=1")[0] == 404

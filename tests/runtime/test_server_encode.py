@@ -120,7 +120,7 @@ def test_keys_that_we_lack(site, key):
         ({"text": "a", "timeout": 0}, "timeout must be above 0"),
         ({"text": "a", "cache_salt": 5}, "cache_salt: expected `str"),
         ({"text": "a", "rid": 5}, "rid"),
-        ({"text": ["a", "b"], "rid": ["x", "x"]}, "rid: an id is given twice"),
+        ({"text": ["a", "b"], "rid": ["x", "x"]}, "rid[1]: 'x' is given twice"),
         ({"text": ["a"] * (MOST_INPUTS + 1)}, f"text: {MOST_INPUTS + 1} prompts in one call"),
     ],
 )

@@ -145,11 +145,11 @@ def test_token_ids_for_every_prompt(site, value):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("5", "token_ids_logprob: Expected `array`"),
-        ([5, "6"], "token_ids_logprob: Expected `int`"),
+        ("5", "token_ids_logprob: expected `array`"),
+        ([5, "6"], "token_ids_logprob[1]: expected `int`"),
         ([[5], [6], [7]], "token_ids_logprob: 3 values for 2 prompts"),
-        ([[5], 6], "token_ids_logprob"),
-        ([True], "token_ids_logprob"),
+        ([[5], 6], "token_ids_logprob[1]: expected"),
+        ([True], "token_ids_logprob[0]: expected"),
     ],
 )
 def test_wrong_token_ids(site, value, words):
@@ -157,7 +157,7 @@ def test_wrong_token_ids(site, value, words):
     status, error = site.fail("/generate", body)
     assert status == 400
     assert words in error["message"]
-    assert error["param"] == "token_ids_logprob"
+    assert error["param"] == words.partition(":")[0]
 
 
 def test_one_name_for_a_list(site):
@@ -216,8 +216,8 @@ def test_keys_that_we_lack(site, key):
         ({"text": "a", "return_logprob": 1}, "return_logprob: expected bool"),
         ({"text": "a", "logprob_start_len": True}, "logprob_start_len: expected int"),
         ({"text": "a", "stream": "yes"}, "stream: expected a boolean"),
-        ({"text": "a", "rid": 7}, "rid[0]: expected `str`"),
-        ({"text": ["a", "b"], "rid": ["x", "x"]}, "rid: an id is given twice"),
+        ({"text": "a", "rid": 7}, "rid: expected `str`"),
+        ({"text": ["a", "b"], "rid": ["x", "x"]}, "rid[1]: 'x' is given twice"),
         ({"text": ["a", "b"], "rid": ["x"]}, "rid: 1 values for 2 prompts"),
     ],
 )

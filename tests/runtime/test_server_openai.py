@@ -405,7 +405,7 @@ def test_infinite_logprobs(site, client):
         ({"best_of": 0}, "best_of must be"),
         ({"best_of": 2, "stream": True}, "best_of: choices that are ranked"),
         ({"beam_width": 2, "n": 3}, "n must be at most beam_width"),
-        ({"beam_width": 2, "stop": "x"}, "stop: beam search does not honour it"),
+        ({"beam_width": 2, "top_k": 3}, "top_k: beam search does not honour it"),
         ({"beam_width": 2, "temperature": 0.5}, "temperature: beam search does not honour it"),
         ({"logprobs": -1}, "logprobs must be"),
         ({"logprobs": True}, "logprobs: expected"),

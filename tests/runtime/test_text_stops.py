@@ -114,7 +114,7 @@ def test_a_long_text_is_not_kept_for_strings():
 def test_a_pattern_that_is_none_is_refused_by_name(source):
     with pytest.raises(InvalidRequest, match="stop_regex") as caught:
         compile_patterns([source])
-    assert caught.value.param == "stop_regex"
+    assert caught.value.param == "stop_regex[0]"
 
 
 @pytest.mark.parametrize("source", ["", "a*", "(a|b?)", "$", "(?=)"])
