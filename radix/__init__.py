@@ -41,7 +41,8 @@ Where pages run out, `grow` evicts prefixes that no request holds, the least rec
 >>> cache.check()                                         # every invariant, recomputed
 
 `cache` has requests' lives, `tree` the matching, `pool` the pages, `policy` and `eviction` what
-goes first, `leases` what shall not, `copies` the copies; `events` and `snapshot` are for looking
+goes first, `leases` what shall not, `copies` the copies, `prices` what an admission would take and
+a release give back; `events` and `snapshot` are for looking
 on, `stats` and `audit` for numbers and invariants.
 """
 
@@ -52,6 +53,7 @@ from .eviction import Eviction
 from .leases import Lease, Leases
 from .node import Node, Spot
 from .pool import OutOfPages, PagePool
+from .prices import Price, Refund, Segment
 from .snapshot import SegmentView, Snapshot, take_snapshot
 from .stats import CacheStats
 from .tree import RadixTree
@@ -68,7 +70,10 @@ __all__ = [
     "OutOfPages",
     "PagePool",
     "PrefixCache",
+    "Price",
     "RadixTree",
+    "Refund",
+    "Segment",
     "SegmentView",
     "Sequence",
     "Snapshot",

@@ -9,15 +9,16 @@ module copies nothing itself, and it knows no text, no tensors and no queue.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 from .audit import audit
 from .copies import Copies, CopyOrder, PendingCopy
 from .eviction import Eviction
 from .leases import Leases
-from .node import WIDTH, Node, ancestor, page_table, path, tail_holder
+from .node import WIDTH, Node, Spot, ancestor, page_table, path, tail_holder
 from .pool import PagePool
+from .prices import Price, Refund, price, refunds
 from .stats import CacheStats, Counters, gather_stats
 from .tree import RadixTree
 
@@ -97,6 +98,18 @@ class PrefixCache:
     def available(self) -> int:
         """How many pages `grow` could hand out now, exactly."""
         return self._eviction.available()
+
+    def price(self, spot: Spot, length: int, freed: Collection[int] = ()) -> Price:
+        """What admitting `length` tokens, matched up to `spot`, would take of `available()`."""
+        return price(spot, length, self._size, freed)
+
+    def refunds(self, ending: Iterable[list[tuple[Sequence, bytes]]]) -> Iterator[Refund]:
+        """What each of some requests would give back, committing its rows and released in turn.
+
+        Args:
+            ending: Of each its sequences, each with the tokens (int32 bytes) of its rows.
+        """
+        return refunds(self.tree, self.copies, ending)
 
     def scope(self, namespace: Hashable, family: Hashable | None = None) -> Hashable:
         """The namespace of the tree in which `admit` looks and `commit` enters."""

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
-
 from boughs.radix import PrefixCache
 from boughs.runtime.core.request import Request
+from boughs.runtime.core.tokens import common
 
 
 def regroup(cache: PrefixCache, group: Request, parents: list[int]) -> None:
@@ -53,16 +52,46 @@ def regroup(cache: PrefixCache, group: Request, parents: list[int]) -> None:
             member.sequence = None
 
 
+def wants(cache: PrefixCache, group: Request, page_size: int) -> tuple[int, int]:
+    """What `next_works` could do now: the tokens that it would compute, and pages that suffice.
+
+    Changes nothing. The beams before the first that has more to compute than its last token are
+    placed, and that one; those that have yet to find their place may each need a page more than
+    their tokens do, for a copy.
+    """
+    tokens = len(group.beams)
+    pages = 0
+    placed = [(beam, _committed(beam)) for beam in group.beams if beam.sequence is not None]
+    for beam in group.beams:
+        length = len(beam.tokens)
+        pages += -(-length // page_size)
+        known = beam.computed
+        heir = beam.heir_of.sequence if beam.heir_of is not None else None
+        if beam.sequence is not None:
+            pages -= len(beam.sequence.pages)
+        elif heir is not None:
+            known = beam.matchable
+            pages += bool(heir.node.children) - known // page_size
+        else:
+            shared = max(min(common(beam.tokens, o.tokens), end) for o, end in placed)
+            shared = min(shared, beam.matchable)
+            pages += 1 - shared // page_size
+            known = max(
+                shared, cache.peek(beam.token_bytes(beam.matchable), group.submit.namespace)
+            )
+            placed.append((beam, known))
+        if length - known > 1:
+            return max(tokens, length - known - 1), pages
+    return tokens, pages
+
+
 def next_works(cache: PrefixCache, group: Request, budget: int) -> list[tuple[Request, int]]:
     """What to compute of a search's beams next: a chunk of one, or the last token of all.
 
     Args:
-        cache: Gives the pages.
+        cache: Gives the pages, of which there are enough (`wants`).
         group: Has beams, of which some may have no sequence yet.
-        budget: Tokens, at least 1. With less than there are beams, these wait.
-
-    Raises:
-        OutOfPages: There are too few; what was placed until then keeps its pages.
+        budget: Tokens, at least as many as there are beams.
     """
     for beam in group.beams:
         if beam.sequence is None:
@@ -71,7 +100,8 @@ def next_works(cache: PrefixCache, group: Request, budget: int) -> list[tuple[Re
         cache.grow(beam.sequence, len(beam.tokens))
         if beam.remaining > 1:  # the beams after it may share what it computes
             return [(beam, min(budget, beam.remaining - 1))]
-    return [(beam, 1) for beam in group.beams] if budget >= len(group.beams) else []
+    assert budget >= len(group.beams), "beams decode all in one step"
+    return [(beam, 1) for beam in group.beams]
 
 
 def pages_wanted(group: Request, page_size: int) -> int:
@@ -79,15 +109,8 @@ def pages_wanted(group: Request, page_size: int) -> int:
     beams = sorted(group.beams, key=lambda beam: beam.token_bytes())
     total = -(-len(beams[0].tokens) // page_size)
     for before, beam in pairwise(beams):  # what a beam shares with any, it shares with a neighbour
-        total += -(-len(beam.tokens) // page_size) - common(before, beam) // page_size
+        total += -(-len(beam.tokens) // page_size) - common(before.tokens, beam.tokens) // page_size
     return total
-
-
-def common(a: Request, b: Request) -> int:
-    """How many leading tokens two requests share."""
-    length = min(len(a.tokens), len(b.tokens))
-    differ = np.frombuffer(a.tokens, np.int32, length) != np.frombuffer(b.tokens, np.int32, length)
-    return int(differ.argmax()) if differ.any() else length
 
 
 def _first(group: Request) -> Request:
@@ -112,6 +135,12 @@ def _member(group: Request, like: Request) -> Request:
     )
 
 
+def _committed(beam: Request) -> int:
+    """How many tokens of a beam with pages can be forked."""
+    assert beam.sequence is not None, "it has pages"
+    return beam.sequence.node.end
+
+
 def _commit(cache: PrefixCache, beam: Request) -> None:
     assert beam.sequence is not None, "a beam that has computed has pages"
     cache.commit(beam.sequence, beam.token_bytes(beam.computed), beam.computed)
@@ -126,7 +155,10 @@ def _place(cache: PrefixCache, group: Request, beam: Request) -> None:
         beam.sequence = cache.fork(source.sequence, beam.matchable)
     else:
         placed = [
-            (min(common(beam, other), beam.matchable, other.sequence.node.end), other.sequence)
+            (
+                min(common(beam.tokens, other.tokens), beam.matchable, _committed(other)),
+                other.sequence,
+            )
             for other in group.beams
             if other.sequence is not None
         ]

@@ -1,4 +1,4 @@
-"""The scheduler's choices, as functions of what it knows. They change nothing.
+"""The scheduler's choices, as functions of plain numbers.
 
 Which waiting request is tried first, which running one gives way, who waits for whom, and how many
 pages an admission leaves free. This module moves no request and knows no pages but their number.
@@ -6,11 +6,11 @@ pages an admission leaves free. This module moves no request and knows no pages 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple, Protocol, TypeVar
 
-from boughs.runtime.core.group import common
-from boughs.runtime.core.request import Request
+from boughs.radix import Price
+from boughs.runtime.core.tokens import common
 
 AGED_AFTER = 64
 """Steps after which a waiting request comes before all that arrived later, whatever the policy."""
@@ -21,16 +21,55 @@ FORESEEN = 4096
 Key = tuple[object, ...]
 
 
-class Candidate(NamedTuple):
-    """A waiting request, and how many of its tokens are cached."""
+class Ranked(Protocol):
+    """What has a rank among those that run."""
 
-    request: Request
+    @property
+    def priority(self) -> int:
+        """Higher goes first."""
+
+    @property
+    def arrival(self) -> int:
+        """Position in the order of arrival."""
+
+
+class Candidate(NamedTuple):
+    """A waiting request.
+
+    Attributes:
+        key: Names it.
+        priority: Higher goes first.
+        arrival: Position in the order of arrival.
+        since: The step in which it began to wait.
+        namespace: What shares prefixes, for the order.
+        scope: Requests of another scope share no prefix with it.
+        tokens: All that it has, as int32 bytes.
+        matched: How many of them are cached.
+        matchable: How many may be.
+        leaders: Keys of running requests that it waits for (`follows`).
+        width: Places that it takes.
+        reserve: Pages to leave free for what it may yet generate (`reserve`).
+        price: What its admission takes of the pages to be had.
+    """
+
+    key: int
+    priority: int
+    arrival: int
+    since: int
+    namespace: str
+    scope: Hashable
+    tokens: bytes
     matched: int
+    matchable: int
+    leaders: tuple[int, ...]
+    width: int
+    reserve: int
+    price: Price
 
     @property
     def place(self) -> tuple[str, bytes]:
         """Where in the tree its prompt is: sorted by this, prompts are in the order of a DFS."""
-        return self.request.submit.namespace, self.request.place
+        return self.namespace, self.tokens
 
 
 def order(
@@ -47,23 +86,21 @@ def order(
     key = POLICIES[policy]
 
     def rank(candidate: Candidate) -> Key:
-        request = candidate.request
-        aged = is_aged(request, now)
+        aged = is_aged(candidate, now)
         own = () if aged else key(candidate, last)
-        return (-request.priority, not aged, *own, request.arrival)
+        return (-candidate.priority, not aged, *own, candidate.arrival)
 
     return sorted(waiting, key=rank)
 
 
-def is_aged(request: Request, now: int) -> bool:
+def is_aged(candidate: Candidate, now: int) -> bool:
     """Whether a request has waited so long that nobody who came later may pass it."""
-    assert request.since is not None, "it waits"
-    return now - request.since >= AGED_AFTER
+    return now - candidate.since >= AGED_AFTER
 
 
-def blocks(policy: str, request: Request, now: int) -> bool:
+def blocks(policy: str, candidate: Candidate, now: int) -> bool:
     """Whether a request that finds no room keeps those behind it from being tried."""
-    return policy in ("fcfs", "priority") or is_aged(request, now)
+    return policy in ("fcfs", "priority") or is_aged(candidate, now)
 
 
 POLICIES: dict[str, Callable[[Candidate, tuple[str, bytes]], Key]] = {
@@ -77,59 +114,60 @@ from where it has come to; arrival; arrival, too, but a running request gives wa
 priority that finds no room."""
 
 
-def victim(running: Sequence[Request]) -> Request:
-    """Who gives its pages back when they are short: of the lowest priority the last arrived."""
-    return min(running, key=lambda request: (request.priority, -request.arrival))
+R = TypeVar("R", bound=Ranked)
 
 
-def gives_way(policy: str, running: Sequence[Request], request: Request) -> Request | None:
-    """Who is retracted so that a waiting request finds room, if anybody is."""
-    if policy != "priority" or not running:
-        return None
-    lowest = victim(running)
-    return lowest if lowest.priority < request.priority else None
+def victims(running: Iterable[R]) -> list[R]:
+    """In what order they give their pages back: of the lowest priority the last arrived first."""
+    return sorted(running, key=lambda one: (one.priority, -one.arrival))
 
 
-def reserve(
-    running: Iterable[Request], request: Request, page_size: int, conservativeness: float
-) -> int:
-    """Pages that an admission leaves free for what runs, and for the newcomer beside others.
+def gives_way(policy: str, running: Ranked, candidate: Ranked) -> bool:
+    """Whether what runs is retracted so that what waits finds room."""
+    return policy == "priority" and running.priority < candidate.priority
 
-    One for each that goes on to decode, or the share `conservativeness` of what it may yet
-    generate, if that is more. A request that is alone may take all there is.
+
+def reserve(left: int, width: int, page_size: int, conservativeness: float) -> int:
+    """Pages that an admission leaves free for one request that decodes.
+
+    A page for each token that it decodes in a step, or the share `conservativeness` of what it may
+    yet generate, if that is more.
+
+    Args:
+        left: Tokens that it may yet generate.
+        width: Tokens that it decodes in a step.
+        page_size: Tokens per page.
+        conservativeness: A share.
     """
-    others = list(running)
-    if not others:
-        return 0
-    pages = 0
-    for one in (*others, request):
-        left = min(one.limit - one.longest, FORESEEN)
-        if one is not request or left > 0:
-            share = -(-int(left * conservativeness) // page_size)
-            pages += one.width * max(1, share)
-    return pages
+    share = -(-int(min(left, FORESEEN) * conservativeness) // page_size)
+    return width * max(1, share)
 
 
-def follows(request: Request, matched: int, leader: Request, page_size: int) -> bool:
-    """Whether a running request is still prefilling a page that a waiting one needs, too.
+def follows(shared: int, matchable: int, matched: int, computed: int, page_size: int) -> bool:
+    """Whether a request that prefills has still to compute a page that a waiting one needs, too.
 
     Or all that this one needs, however little: choices of one prompt compute it once.
 
     Args:
-        request: Waits. Remembers what it shares with whom.
-        matched: How many of its tokens are cached.
-        leader: Runs.
+        shared: Leading tokens that both have.
+        matchable: How many tokens of the one that waits may come from the cache. A prompt's own
+            last token is always computed, so it is nothing to wait for.
+        matched: How many of them are cached.
+        computed: How many the other one has computed; these are in the tree.
         page_size: Tokens per page.
     """
-    if matched >= request.matchable:
+    shared = min(shared, matchable)
+    if computed >= shared or shared <= matched:
         return False
-    if not leader.prefilling or leader.scope != request.scope:
+    return shared == matchable or shared - matched >= page_size
+
+
+def goes_along(candidate: Candidate, leader: Candidate, page_size: int) -> bool:
+    """Whether a waiting request follows one that is just being admitted."""
+    at = 4 * candidate.matched
+    if candidate.scope != leader.scope or candidate.matched >= candidate.matchable:
         return False
-    shared = request.common.get(leader.key)
-    if shared is None:
-        shared = request.common[leader.key] = common(request, leader)
-    # A prompt's own last token is always computed, so it is nothing to wait for.
-    shared = min(shared, request.matchable)
-    if leader.computed >= shared or shared <= matched:
-        return False  # what it has computed is in the tree
-    return shared == request.matchable or shared - matched >= page_size
+    if candidate.tokens[at : at + 4] != leader.tokens[at : at + 4]:
+        return False  # what they share is cached
+    shared = common(candidate.tokens, leader.tokens)
+    return follows(shared, candidate.matchable, candidate.matched, leader.matched, page_size)

@@ -1,28 +1,18 @@
-"""Which requests compute which tokens in the next step.
+"""The queues of requests, and the pages that they hold.
 
-Each step has a token budget. Running decodes come first, one token each; then the chunks of
-running prefills; then waiting requests are admitted, by priority and then in the order of the
-policy. When pages run out the last arrived of the lowest priority is retracted: what it computed
-stays in the tree, and it waits again.
-
-The scheduler moves requests between its lists and pages through the prefix cache. It runs no
-model and sends nothing: what it decides is a `Step`.
+A step is decided (`decision.decide`) from what can be seen of queues and cache (`sight`), and the
+decision is carried out here: requests are moved between the queues, and pages through the prefix
+cache. A retracted request waits again; what it computed stays in the tree. The scheduler runs no
+model and sends nothing: what it makes is a `Step`.
 """
 
 from __future__ import annotations
 
 from boughs.radix import OutOfPages, PrefixCache
-from boughs.runtime.core.group import next_works, pages_wanted, regroup
-from boughs.runtime.core.policy import (
-    Candidate,
-    blocks,
-    follows,
-    gives_way,
-    order,
-    reserve,
-    victim,
-)
+from boughs.runtime.core.decision import Decision, View, decide
+from boughs.runtime.core.group import next_works, regroup
 from boughs.runtime.core.request import Request
+from boughs.runtime.core.sight import Sight
 from boughs.runtime.core.step import Counters, Step
 
 
@@ -54,10 +44,8 @@ class Scheduler:
         self.held = False
         """Whether no waiting request is admitted, so that what runs comes to an end."""
         self._page_size = page_size
-        self._budget = max_batched_tokens
+        self._sight = Sight(cache, page_size, max_batched_tokens, policy, conservativeness)
         self._max_running = max_running
-        self._policy = policy
-        self._conservativeness = conservativeness
         self._steps = 0
         self._last = ("", b"")  # the place of what was admitted last
         self._compiling: list[Request] = []  # their grammars are: they hold and want nothing
@@ -167,26 +155,96 @@ class Scheduler:
     # ---- a step ----
 
     def schedule(self) -> Step:
-        """The next step."""
-        step = Step()
+        """The next step.
+
+        Where a decision has only made room, another one follows: each of them leaves fewer requests
+        running, or begins some.
+        """
         self._steps += 1
-        for request in list(self._running):
-            if request.beams:
-                self._decode_beams(request, step)
-            elif request.sequence is not None and not request.prefilling:
-                self._decode(request, step)
-        for request in list(self._running):
-            if not request.prefilling:
-                continue
-            if request.begun:  # what a grammar forced may need pages
-                self._decode(request, step)
-            elif step.tokens < self._budget:
-                step.add(request, min(self._budget - step.tokens, request.remaining))
-        self._admit(step)
+        step = Step()
+        while not step.works and (decision := decide(self.view())):
+            self.apply(decision, step)
         if step.works:  # with none, nothing carries the copies out
             step.copies = self.cache.take_copies()
-        self.counters.steps += bool(step.works)
+            self.counters.steps += 1
         return step
+
+    def view(self) -> View:
+        """What the next decision depends on. Changes nothing."""
+        sight = self._sight
+        view = sight.running(self._running)
+        view.step, view.last = self._steps, self._last
+        view.unconfirmed = bool(self._ended)
+        view.places = self._max_running - len(self._ended)
+        sight.add_waiting(view, self._running, [] if self.held else self._waiting)
+        return view
+
+    def apply(self, decision: Decision, step: Step) -> None:
+        """Carry a decision out that was made of the view of now; its works are added to `step`."""
+        for key in decision.retracted:
+            self._retract(self._by_key[key])
+        try:
+            for key, tokens in decision.works:
+                self._work(self._by_key[key], tokens, step)
+            for key, tokens in decision.admitted:
+                request = self._by_key[key]
+                self._begin(request)
+                self._work(request, tokens, step)
+        except OutOfPages as error:
+            raise AssertionError("more pages were promised than there are") from error
+
+    def _work(self, request: Request, tokens: int, step: Step) -> None:
+        """Let a running request compute so many tokens at most."""
+        if request.beams:
+            for beam, count in next_works(self.cache, request, tokens):
+                step.add(beam, count)
+            return
+        sequence = request.sequence
+        assert sequence is not None, "it runs"
+        if len(request.tokens) > len(sequence.pages) * self._page_size:
+            self.cache.grow(sequence, len(request.tokens))
+        step.add(request, min(tokens, request.remaining))
+
+    def _begin(self, request: Request) -> None:
+        """Match and lock the cached prefix of a waiting request, and take pages for the rest.
+
+        Of a search that comes back only the first beam is placed here.
+        """
+        self._waiting.remove(request)
+        first = request.parts[0]
+        self._last = (request.submit.namespace, request.place)
+        first.sequence = self.cache.admit(
+            request.wanted,
+            request.submit.namespace,
+            length=len(first.tokens),
+            family=request.family,
+            priority=request.priority,
+        )
+        self.cache.grow(first.sequence, len(first.tokens))
+        first.computed = first.sequence.cached
+        if request.cached_tokens is None:
+            request.cached_tokens = min(first.sequence.cached, request.prompt_len)
+            self.counters.hit_tokens += request.cached_tokens
+        self._running.append(request)
+        self._running.sort(key=lambda r: r.arrival)
+        request.common.clear()
+        request.wanted, request.spot, request.place = b"", None, b""
+
+    def _retract(self, request: Request) -> None:
+        """Take a request's pages; it waits again, before those that have never run."""
+        self._running.remove(request)
+        self._give_back(request)
+        self._wait(request)
+        self.counters.retractions += 1
+
+    def _wait(self, request: Request) -> None:
+        first = request.parts[0]
+        request.wanted = first.token_bytes(first.matchable)
+        request.place = first.token_bytes()
+        request.spot = None
+        if request.since is None:
+            request.since = self._steps
+        self._waiting.append(request)
 
     def computed(self, step: Step) -> None:
         """The step's rows are written: account for them, and enter chunks into the tree."""
@@ -205,157 +263,6 @@ class Scheduler:
                 self.counters.decode_tokens += work.count
         for request in {work.request.group or work.request for work in step.works}:
             request.steps += 1
-
-    def _decode(self, request: Request, step: Step) -> None:
-        """Give one decode its tokens, retracting requests while pages are short.
-
-        A request that is alone may still hold a page too many: its own copy of one that the tree
-        lists. Retracted, it is admitted again without it.
-        """
-        if step.tokens >= self._budget:
-            return
-        while request.sequence is not None:
-            try:
-                self.cache.grow(request.sequence, len(request.tokens))
-            except OutOfPages:
-                if len(self._running) == 1 and self._ended:
-                    return  # the front is about to give pages back
-                self._retract(victim(self._running), step)
-            else:
-                step.add(request, min(self._budget - step.tokens, request.remaining))
-                return
-
-    def _decode_beams(self, request: Request, step: Step) -> None:
-        """Give a search its next work, retracting requests while pages are short.
-
-        A search that is alone has its pages (`beam_limit`). One that is the last in rank waits with
-        what it has, as long as the step computes something.
-        """
-        while request.holds_pages and step.tokens < self._budget:
-            try:
-                works = next_works(self.cache, request, self._budget - step.tokens)
-            except OutOfPages:
-                loser = victim(self._running)
-                if loser is request and step.works:
-                    return
-                if len(self._running) == 1 and self._ended:
-                    return  # the front is about to give pages back
-                self._retract(loser, step)
-            else:
-                for beam, count in works:
-                    step.add(beam, count)
-                return
-
-    def _retract(self, request: Request, step: Step) -> None:
-        """Take a request's pages; it waits again, before those that have never run."""
-        step.drop(request)
-        self._running.remove(request)
-        self._give_back(request)
-        self._wait(request)
-        self.counters.retractions += 1
-
-    # ---- admission ----
-
-    def _wait(self, request: Request) -> None:
-        first = request.parts[0]
-        request.wanted = first.token_bytes(first.matchable)
-        request.spot = None
-        if self._policy == "dfs":
-            request.place = first.token_bytes()
-        if request.since is None:
-            request.since = self._steps
-        self._waiting.append(request)
-
-    def _admit(self, step: Step) -> None:
-        """Begin waiting requests, as far as budget, places and pages go."""
-        if self.held or not self._waiting or step.tokens >= self._budget:
-            return
-        if self._policy != "priority" and self._places < 1:
-            return
-        ordered = order(
-            self._policy,
-            [Candidate(r, self._matched(r)) for r in self._waiting],
-            self._steps,
-            self._last,
-        )
-        self._waiting = [candidate.request for candidate in ordered]
-        for candidate in ordered:
-            request = candidate.request
-            if step.tokens >= self._budget:
-                break
-            if any(follows(request, candidate.matched, r, self._page_size) for r in self._running):
-                continue
-            if self._make_room(candidate, step):
-                self._waiting.remove(request)
-                if request.beams:
-                    self._decode_beams(request, step)
-                else:
-                    step.add(request, min(self._budget - step.tokens, request.remaining))
-            elif blocks(self._policy, request, self._steps):
-                break  # what comes free is for this one
-
-    @property
-    def _places(self) -> int:
-        """How many more may run."""
-        return self._max_running - len(self._ended) - sum(r.width for r in self._running)
-
-    def _make_room(self, candidate: Candidate, step: Step) -> bool:
-        """Admit a request, if need be in the place of those that give way to it."""
-        while not (candidate.request.width <= self._places and self._try_admit(candidate)):
-            loser = gives_way(self._policy, self._running, candidate.request)
-            if loser is None:
-                return False
-            self._retract(loser, step)
-        return True
-
-    def _matched(self, request: Request) -> int:
-        """How much of a waiting request is cached; matched anew where the tree has changed."""
-        tree, spot = self.cache.tree, request.spot
-        if spot is None:
-            spot = tree.find(request.wanted, request.scope)
-        else:
-            spot = tree.refind(spot, request.wanted)
-        request.spot = spot
-        return spot.length
-
-    def _try_admit(self, candidate: Candidate) -> bool:
-        """Match and lock the cached prefix and take pages for the rest, if there are enough.
-
-        Of a search that comes back only the first beam is placed here.
-        """
-        request, matched = candidate
-        first = request.parts[0]
-        length = len(first.tokens)
-        size = self._page_size
-        pages = pages_wanted(request, size) if request.beams else -(-length // size)
-        spare = reserve(self._running, request, size, self._conservativeness)
-        if self.cache.available() < pages - -(-matched // size) + spare:
-            return False  # also before the match locks pages that could be evicted
-        sequence = self.cache.admit(
-            request.wanted,
-            request.submit.namespace,
-            length=length,
-            family=request.family,
-            priority=request.priority,
-        )
-        try:
-            if self.cache.available() < pages - len(sequence.pages) + spare:
-                raise OutOfPages
-            self.cache.grow(sequence, length)
-        except OutOfPages:
-            self.cache.release(sequence)
-            return False
-        first.sequence = sequence
-        first.computed = sequence.cached
-        if request.cached_tokens is None:
-            request.cached_tokens = min(sequence.cached, request.prompt_len)
-            self.counters.hit_tokens += request.cached_tokens
-        self._running.append(request)
-        self._running.sort(key=lambda r: r.arrival)
-        request.common.clear()
-        self._last = candidate.place
-        request.wanted, request.spot, request.place = b"", None, b""
-        return True
 
     def check(self) -> None:
         """Raise AssertionError where the queues or the pages disagree."""

@@ -1,6 +1,6 @@
 """What one step of the core computes.
 
-Decided by the scheduler, carried out by the runner. This module knows neither of them.
+Made by the scheduler, carried out by the runner. This module knows neither of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from boughs.radix import CopyOrder
 from boughs.runtime.core.request import Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work:
     """Compute the tokens [start, start + count) of a request."""
 
@@ -32,12 +32,6 @@ class Step:
         """Compute the next `count` tokens of `request`."""
         self.works.append(Work(request, request.computed, count))
         self.tokens += count
-
-    def drop(self, request: Request) -> None:
-        """Compute nothing of `request`."""
-        parts = request.parts
-        self.works = [work for work in self.works if work.request not in parts]
-        self.tokens = sum(work.count for work in self.works)
 
 
 @dataclass(slots=True)

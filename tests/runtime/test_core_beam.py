@@ -12,7 +12,6 @@ from boughs.lang.sampling import SamplingParams
 from boughs.runtime.beams import beam_limit
 from boughs.runtime.core.beam import BeamSearch
 from boughs.runtime.core.sampler import RowState
-from boughs.runtime.core.step import Step
 from boughs.runtime.messages import Abort, Submit
 
 _path = Path(__file__).parents[1] / "fixtures" / "page_model.py"
@@ -155,9 +154,9 @@ def widths_retracted(driver):
     """A list that will hold how many beams each retracted request had; 1 for a plain one."""
     widths, retract = [], driver.core.scheduler._retract
 
-    def noted(request, step):
+    def noted(request):
         widths.append(len(request.parts))
-        retract(request, step)
+        retract(request)
 
     driver.core.scheduler._retract = noted
     return widths
@@ -187,7 +186,7 @@ def test_a_group_that_was_retracted_finds_all_its_rows_again():
 
     def disturbed():
         if scheduler.counters.steps in {4, 5, 8}:
-            scheduler._retract(scheduler._running[0], Step())
+            scheduler._retract(scheduler._running[0])
         return schedule()
 
     scheduler.schedule = disturbed
@@ -207,7 +206,7 @@ def test_without_a_cache_a_group_comes_back_by_forks():
 
     def disturbed():
         if scheduler.counters.steps == 4:
-            scheduler._retract(scheduler._running[0], Step())
+            scheduler._retract(scheduler._running[0])
         return schedule()
 
     scheduler.schedule = disturbed

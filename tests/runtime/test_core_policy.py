@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from boughs.lang.sampling import SamplingParams
+from boughs.radix import Price
 from boughs.runtime.core import policy as policies
-from boughs.runtime.core.policy import AGED_AFTER, Candidate, follows, gives_way, order, reserve
-from boughs.runtime.core.request import Request
-from boughs.runtime.core.sampler import RowState
+from boughs.runtime.core.policy import (
+    AGED_AFTER,
+    Candidate,
+    follows,
+    gives_way,
+    goes_along,
+    order,
+    reserve,
+    victims,
+)
 
 _path = Path(__file__).parents[1] / "fixtures" / "page_model.py"
 _spec = importlib.util.spec_from_file_location("page_model", _path)
@@ -30,22 +38,26 @@ def submit(key, prompt, most=3, priority=0, **kwargs):
     return msgspec.structs.replace(made, params=params)
 
 
-def waiting(key, prompt=(1, 2, 3), since=0, most=3, **fields):
-    asked = submit(key, prompt, most, **fields)
-    request = Request(
-        submit=asked,
+def waiting(key, prompt=(1, 2, 3), matched=0, since=0, priority=0, scope=""):
+    return Candidate(
+        key=key,
+        priority=priority,
         arrival=key,
-        limit=len(asked.prompt_ids) + most,
-        tokens=array("i", asked.prompt_ids),
-        row=RowState(asked.params, 0, frozenset()),
         since=since,
+        namespace="",
+        scope=scope,
+        tokens=array("i", prompt).tobytes(),
+        matched=matched,
+        matchable=len(prompt) - 1,
+        leaders=(),
+        width=1,
+        reserve=1,
+        price=Price(1, False, ()),
     )
-    request.place, request.scope = request.token_bytes(), asked.namespace
-    return request
 
 
 def keys(candidates):
-    return [candidate.request.key for candidate in candidates]
+    return [candidate.key for candidate in candidates]
 
 
 # ---- the order ----
@@ -59,24 +71,23 @@ def test_the_order_of_each_policy(name, expected):
     prompts = ([5, 1, 9], [5, 2, 9], [3, 3, 9], [5, 1, 8, 9])
     matched = (0, 1, 2, 0)
     candidates = [
-        Candidate(waiting(key, prompt), found)
+        waiting(key, prompt, found)
         for key, (prompt, found) in enumerate(zip(prompts, matched, strict=True))
     ]
     assert keys(order(name, candidates, 0)) == expected
 
 
 def test_dfs_goes_on_where_it_was_and_begins_anew_at_the_end():
-    candidates = [Candidate(waiting(key, [key, 9]), 0) for key in range(5)]
+    candidates = [waiting(key, [key, 9]) for key in range(5)]
     assert keys(order("dfs", candidates, 0, candidates[3].place)) == [3, 4, 0, 1, 2]
 
 
 @given(st.permutations(range(6)), st.sampled_from(NAMES))
 def test_priority_comes_before_age_and_age_before_the_policy(arrivals, name):
     candidates = [
-        Candidate(waiting(k, since=-AGED_AFTER * (k % 2), priority=k % 3), matched=k)
-        for k in arrivals
+        waiting(k, since=-AGED_AFTER * (k % 2), priority=k % 3, matched=k) for k in arrivals
     ]
-    ordered = [candidate.request for candidate in order(name, candidates, 0)]
+    ordered = order(name, candidates, 0)
     for first, second in pairwise(ordered):
         assert first.priority >= second.priority
         if first.priority == second.priority:
@@ -85,35 +96,28 @@ def test_priority_comes_before_age_and_age_before_the_policy(arrivals, name):
                 assert first.arrival < second.arrival
 
 
+def test_the_last_arrived_of_the_lowest_priority_goes_first():
+    running = [waiting(0, priority=1), waiting(1, priority=2), waiting(2, priority=1)]
+    assert keys(victims(running)) == [2, 0, 1]
+
+
 def test_only_under_priority_does_what_runs_give_way_and_only_to_more():
-    running = [waiting(0, priority=2), waiting(1, priority=1), waiting(2, priority=1)]
-    assert gives_way("priority", running, waiting(3, priority=2)).key == 2
-    assert gives_way("priority", running, waiting(3, priority=1)) is None
-    assert gives_way("priority", [], waiting(3, priority=9)) is None
+    one = waiting(1, priority=1)
+    assert gives_way("priority", one, waiting(3, priority=2))
+    assert not gives_way("priority", one, waiting(3, priority=1))
     for name in ("lpm", "fcfs", "dfs"):
-        assert gives_way(name, running, waiting(3, priority=9)) is None
+        assert not gives_way(name, one, waiting(3, priority=9))
 
 
 # ---- the reserve ----
 
 
-@given(
-    st.lists(st.integers(1, 300), max_size=5),
-    st.integers(0, 300),
-    st.sampled_from([1, 4, 16]),
-    st.floats(0, 1),
-)
-def test_the_reserve(others, most, page_size, share):
-    running = [waiting(k, most=tokens) for k, tokens in enumerate(others)]
-    new = waiting(9, most=most)
-    spare = reserve(running, new, page_size, share)
-    if not others:
-        assert spare == 0
-        return
-    assert spare == sum(max(1, -(-int(t * share) // page_size)) for t in others) + (
-        max(1, -(-int(most * share) // page_size)) if most else 0
-    )
-    assert spare >= reserve(running, new, page_size, 0.0)
+@given(st.integers(0, 9000), st.integers(1, 8), st.sampled_from([1, 4, 16]), st.floats(0, 1))
+def test_the_reserve(left, width, page_size, share):
+    spare = reserve(left, width, page_size, share)
+    tokens = int(min(left, policies.FORESEEN) * share)
+    assert spare == width * max(1, -(-tokens // page_size))
+    assert spare >= reserve(left, width, page_size, 0.0) == width
 
 
 def test_with_all_reserved_nothing_is_retracted():
@@ -135,12 +139,30 @@ def test_with_all_reserved_nothing_is_retracted():
 
 def test_a_request_follows_one_that_prefills_what_it_needs():
     leader, follower = waiting(0, range(1, 13)), waiting(1, [*range(1, 11), 3, 3, 3])
-    assert follows(follower, 0, leader, 4)
-    assert not follows(follower, 8, leader, 4), "what is left is less than a page"
-    leader.computed = 10
-    assert not follows(follower, 0, leader, 4), "all that both need is computed"
-    other = waiting(2, range(1, 13), namespace="b")
-    assert not follows(other, 0, waiting(0, range(1, 13)), 4)
+    assert goes_along(follower, leader, 4)
+    assert follows(10, 12, 0, 0, 4)
+    assert not follows(10, 12, 8, 0, 4), "what is left is less than a page"
+    assert not goes_along(follower._replace(matched=8), leader._replace(matched=8), 4)
+    assert follows(10, 10, 8, 0, 4), "what is left is all that it needs"
+    assert not follows(10, 12, 0, 10, 4), "all that both need is computed"
+    assert not goes_along(waiting(2, range(1, 13), scope="b"), leader, 4)
+    assert not goes_along(waiting(2, [5, *range(2, 13)]), leader, 4)
+
+
+@given(st.data())
+def test_going_along_is_following_what_has_just_begun(data):
+    """The next token tells most apart; the answer is as if all had been compared."""
+    tokens = st.lists(st.integers(1, 2), min_size=1, max_size=9)
+    leader, follower = (waiting(k, data.draw(tokens)) for k in range(2))
+    one, other = array("i", leader.tokens), array("i", follower.tokens)
+    alike = [a == b for a, b in zip(one, other, strict=False)]
+    shared = alike.index(False) if False in alike else len(alike)
+    cached = data.draw(st.integers(0, len(other)))
+    follower = follower._replace(matched=min(cached, follower.matchable))
+    leader = leader._replace(matched=min(cached, shared, leader.matchable))
+    size = data.draw(st.sampled_from([1, 2, 4]))
+    expected = follows(shared, follower.matchable, follower.matched, leader.matched, size)
+    assert goes_along(follower, leader, size) == expected
 
 
 # ---- a core ----
