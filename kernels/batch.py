@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -109,12 +110,12 @@ class AttentionBatch:
         """Rows of all requests together."""
         return int(self.qo_indptr[-1])
 
-    @property
+    @cached_property
     def q_lens(self) -> Ints:
         """int32 [R]: rows of each request."""
         return np.diff(self.qo_indptr)
 
-    @property
+    @cached_property
     def kv_lens(self) -> Ints:
         """int32 [R]: tokens of KV of each request."""
         full = np.maximum(np.diff(self.kv_indptr) - 1, 0) * self.page_size

@@ -89,5 +89,7 @@ def _table(batch: AttentionBatch, request: int) -> Ints:
 def _common(a: Ints, b: Ints) -> int:
     """How many first pages are the same."""
     length = min(len(a), len(b))
+    if not length or a[0] != b[0]:  # the rule, where nothing is shared
+        return 0
     differ = a[:length] != b[:length]
     return int(differ.argmax()) if differ.any() else length

@@ -8,6 +8,7 @@ no attention.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -131,6 +132,9 @@ class Source:
         )
 
 
+_is_few = lru_cache(maxsize=1024)(is_few)  # to call what is compiled takes longer than to look up
+
+
 class Cutter:
     """Cuts rows into pieces and adds these to a plan.
 
@@ -150,7 +154,7 @@ class Cutter:
 
     def is_few(self, rows: int) -> bool:
         """Whether so many rows are bound by reading, and share it."""
-        return is_few(rows * self._group, self._dim)
+        return _is_few(rows * self._group, self._dim)
 
     def add(self, rows: Rows) -> None:
         """Add all pieces of some rows, and what merges them."""
@@ -202,11 +206,11 @@ class Cutter:
     def _seen(self, rows: Rows) -> Rows:
         """Without the positions that none of the rows sees."""
         begin = 0 if not self._window else rows.position + 1 - self._window
-        return replace(
-            rows,
-            kv_begin=max(rows.kv_begin, begin),
-            kv_end=min(rows.kv_end, rows.position + rows.count),
-        )
+        begin = max(rows.kv_begin, begin)
+        end = min(rows.kv_end, rows.position + rows.count)
+        if begin == rows.kv_begin and end == rows.kv_end:
+            return rows
+        return replace(rows, kv_begin=begin, kv_end=end)
 
     def _head_ranges(self, rows: Rows) -> list[range]:
         """Few rows read the KV of all heads as it lies; of many, each head has its own pieces."""

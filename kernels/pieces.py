@@ -26,7 +26,7 @@ def divide(
             that pays and there is no window.
     """
     cutter = Cutter(config, window)
-    counts = batch.q_lens.tolist()
+    counts, lens = batch.q_lens.tolist(), batch.kv_lens.tolist()
     rest = [request for request, count in enumerate(counts) if count]
     row = batch.qo_indptr.tolist()
     if cascade and not window:
@@ -42,15 +42,16 @@ def divide(
             ends = np.cumsum([counts[r] for r in order]).tolist()
             for request, end in zip(order, ends, strict=True):
                 row[request] = end - counts[request]
-            _add_sharing(cutter, sharing, [_rows(batch, r, row[r]) for r in sharing.requests])
+            _add_sharing(
+                cutter, sharing, [_rows(r, row[r], counts[r], lens[r]) for r in sharing.requests]
+            )
     for request in rest:
-        cutter.add(_rows(batch, request, row[request]))
+        cutter.add(_rows(request, row[request], counts[request], lens[request]))
     return cutter.plan
 
 
-def _rows(batch: AttentionBatch, request: int, row: int) -> Rows:
+def _rows(request: int, row: int, count: int, kv_len: int) -> Rows:
     """All rows of a request, of which the first is row `row`."""
-    count, kv_len = int(batch.q_lens[request]), int(batch.kv_lens[request])
     return Rows(request, row, row + count, kv_len - count, 0, kv_len)
 
 
