@@ -272,9 +272,10 @@ class Core:
         self._bound.begin_masks(work.request for work, _ in last)
         hidden = self.runner.forward(step)
         self.times.end("model")
-        prompt_logprobs.gather(step, hidden, self.runner.logits)
-        gather_scores(step, hidden, self.runner.logits)
-        pool(step, hidden)
+        if any(work.request.reads_rows for work in step.works):
+            prompt_logprobs.gather(step, hidden, self.runner.logits)
+            gather_scores(step, hidden, self.runner.logits)
+            pool(step, hidden)
         self.scheduler.computed(step)
         masks = self._bound.take_masks()
         sampling: list[tuple[Request, int]] = []

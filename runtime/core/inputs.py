@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from boughs.kernels.batch import AttentionBatch
 from boughs.runtime.core.step import Step, Work
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,17 @@ class StepInputs:
     """
 
     batch: AttentionBatch
-    ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    slots: NDArray[np.int64]
+    ids: Ints
+    positions: Ints
+    slots: Ints
 
     @classmethod
     def from_step(cls, step: Step, page_size: int) -> StepInputs:
         """Of the works of a step, in their order."""
         works = step.works
         tables = [_pages(work) for work in works]
+        one_each = step.tokens == len(works)
+        ids, positions, slots = (_of_ones if one_each else _of_many)(works, tables, page_size)
         return cls(
             batch=AttentionBatch.from_requests(
                 tables,
@@ -44,22 +47,9 @@ class StepInputs:
                 [work.count for work in works],
                 page_size,
             ),
-            ids=np.fromiter(
-                chain.from_iterable(
-                    work.request.tokens[work.start : work.start + work.count] for work in works
-                ),
-                dtype=np.int64,
-                count=step.tokens,
-            ),
-            positions=np.concatenate(
-                [np.arange(work.start, work.start + work.count, dtype=np.int64) for work in works]
-            ),
-            slots=np.concatenate(
-                [
-                    _slots(np.asarray(table, dtype=np.int64), work, page_size)
-                    for table, work in zip(tables, works, strict=True)
-                ]
-            ),
+            ids=ids,
+            positions=positions,
+            slots=slots,
         )
 
     @classmethod
@@ -80,7 +70,7 @@ class StepInputs:
         )
 
     @property
-    def arrays(self) -> list[NDArray[np.int64]]:
+    def arrays(self) -> list[Ints]:
         """Tokens, positions and slots."""
         return [self.ids, self.positions, self.slots]
 
@@ -90,7 +80,22 @@ def _pages(work: Work) -> Sequence[int]:
     return work.request.sequence.pages
 
 
-def _slots(table: NDArray[np.int64], work: Work, page_size: int) -> NDArray[np.int64]:
-    positions = np.arange(work.start, work.start + work.count)
-    slots: NDArray[np.int64] = table[positions // page_size] * page_size + positions % page_size
-    return slots
+def _of_ones(works: list[Work], tables: list[Sequence[int]], page_size: int) -> list[Ints]:
+    """Tokens, positions and slots of works of one token each: so few that lists are the fastest."""
+    slots = [
+        table[work.start // page_size] * page_size + work.start % page_size
+        for work, table in zip(works, tables, strict=True)
+    ]
+    ids = [work.request.tokens[work.start] for work in works]
+    return [np.array(made, np.int64) for made in (ids, [work.start for work in works], slots)]
+
+
+def _of_many(works: list[Work], tables: list[Sequence[int]], page_size: int) -> list[Ints]:
+    """Tokens, positions and slots of any works."""
+    tokens = [work.request.tokens[work.start : work.start + work.count] for work in works]
+    positions = [np.arange(work.start, work.start + work.count, dtype=np.int64) for work in works]
+    slots = [
+        np.asarray(table, dtype=np.int64)[at // page_size] * page_size + at % page_size
+        for table, at in zip(tables, positions, strict=True)
+    ]
+    return [np.concatenate(parts, dtype=np.int64) for parts in (tokens, positions, slots)]

@@ -123,6 +123,14 @@ class Request:
         return not of_search and self.row.is_plain(self.output_len)
 
     @property
+    def reads_rows(self) -> bool:
+        """Whether more is wanted of its rows than the token that follows the last of them."""
+        submit = self.submit
+        return not (
+            submit.prompt_logprobs_from is None and submit.pooling is None and not submit.targets
+        )
+
+    @property
     def priority(self) -> int:
         """Higher goes first."""
         return self.submit.params.priority

@@ -249,18 +249,19 @@ class Scheduler:
     def computed(self, step: Step) -> None:
         """The step's rows are written: account for them, and enter chunks into the tree."""
         self.cache.copies_done(step.copies)
+        prefilled = 0
         for work in step.works:
             request = work.request
             prefill = request.prefilling
             request.computed = work.start + work.count
             if prefill:
-                self.counters.prefill_tokens += work.count
+                prefilled += work.count
                 assert request.sequence is not None
                 self.cache.commit(
                     request.sequence, request.token_bytes(request.computed), request.computed
                 )
-            else:
-                self.counters.decode_tokens += work.count
+        self.counters.prefill_tokens += prefilled
+        self.counters.decode_tokens += step.tokens - prefilled
         for request in {work.request.group or work.request for work in step.works}:
             request.steps += 1
 
