@@ -7,6 +7,7 @@ to, and when its parent is gone. This module knows sockets and the process, and 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import threading
@@ -64,7 +65,12 @@ def _serve(config: EngineConfig, socket: zmq.Socket[bytes]) -> int:
         # Late, so that a wrong command line is answered before torch is loaded.
         from boughs.runtime.core.core import Core
 
-        Core(config).run(receive, send)
+        core = Core(config)
+        # Half a million objects of libraries live as long as the process: to look through them all
+        # for garbage would hold every stream up for a tenth of a second and more.
+        gc.collect()
+        gc.freeze()
+        core.run(receive, send)
     except Exception as error:
         if isinstance(error, BoughsError):
             send(Failed(as_plain(error)))
