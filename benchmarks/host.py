@@ -1,11 +1,14 @@
 """What a step costs beside the model: the core's own time, and the whole engine's on a tiny model.
 
-    GOMP_SPINCOUNT=0 python benchmarks/host.py [--steps 200] [--requests 64]
+    GOMP_SPINCOUNT=0 python benchmarks/host.py [--steps 200] [--rounds 30] [--requests 64]
 
 (OpenMP's threads spin at barriers by default, which costs both sides dearly where a core is taken.)
 `host` is everything of a step but the forward pass and the sampling kernels, with a model that
 computes nothing; `model` the forward pass of a tiny model (one layer, 64 wide, vocabulary 256) in
-the same batch. The second table is requests a second through the whole engine (front, core
+the same batch. The second table is what features cost a step that uses none of them: host time with
+their code, over that with it stubbed out in turns, and beside it the noise of that figure: the same
+ratio of turns that are alike, plus or minus what chance does to it. The third table is requests a
+second through the whole engine (front, core
 process, ZeroMQ) beside transformers' `generate`, one by one and as one padded batch, on the same
 weights in the same minute. Read the ratios, not the times.
 """
@@ -13,10 +16,15 @@ weights in the same minute. Read the ratios, not the times.
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,7 +36,10 @@ import boughs
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.core import core as cores
+from boughs.runtime.core.calls import Calls
+from boughs.runtime.core.request import Request
 from boughs.runtime.core.runner import ModelRunner
+from boughs.runtime.core.sampler import RowState
 from boughs.runtime.messages import FromCore, Shutdown, Submit, ToCore
 
 VOCAB, PROMPT, OUTPUT = 256, 16, 32
@@ -68,22 +79,29 @@ class _Idle:
         return torch.zeros(len(hidden), VOCAB)
 
 
-def step_times(folder: Path, batch: int, steps: int, *, idle: bool) -> dict[str, float]:
-    """Microseconds of a step's stages, with so many requests that decode."""
+def make_core(folder: Path, *, idle: bool) -> cores.Core:
+    """A core on the tiny model, or on one that computes nothing."""
     config = EngineConfig(model_path=str(folder), kv_memory="64M", max_batched_tokens=4096)
     runner = ModelRunner(config, folder)
     if idle:
         runner.model = _Idle(runner.model)
-    core = cores.Core(config, runner)
+    return cores.Core(config, runner)
+
+
+def make_requests(batch: int, steps: int) -> list[ToCore]:
+    """So many greedy requests that decode for so many steps."""
     rng = np.random.default_rng(0)
-    todo: list[ToCore] = [
-        Submit(
-            key=key,
-            prompt_ids=rng.integers(0, VOCAB, PROMPT).tolist(),
-            params=SamplingParams(max_new_tokens=steps, temperature=0.0, seed=0, ignore_eos=True),
-        )
+    params = SamplingParams(max_new_tokens=steps, temperature=0.0, seed=0, ignore_eos=True)
+    return [
+        Submit(key=key, prompt_ids=rng.integers(0, VOCAB, PROMPT).tolist(), params=params)
         for key in range(batch)
     ]
+
+
+def step_times(folder: Path, batch: int, steps: int, *, idle: bool) -> dict[str, float]:
+    """Microseconds of a step's stages, with so many requests that decode."""
+    core = make_core(folder, idle=idle)
+    todo = make_requests(batch, steps)
 
     def receive(_: float | None) -> list[ToCore]:
         if not todo and not core.scheduler.has_work:
@@ -120,6 +138,85 @@ def host_table(folder: Path, steps: int) -> Table:
     return table
 
 
+def _nothing(*_: object) -> None:
+    pass
+
+
+FEATURES: dict[str, Callable[[cores.Core, Calls], list[tuple[Any, str, Any]]]] = {
+    "grammars": lambda core, _: [
+        (core._bound, "begin_masks", _nothing),
+        (core._bound, "take_masks", dict),
+    ],
+    "sampling parameters": lambda *_: [
+        (RowState, "is_plain", lambda *_: True),
+        (RowState, "note_output", _nothing),
+    ],
+    "what prompts are asked": lambda *_: [(Request, "reads_rows", False)],
+    "beams": lambda *_: [
+        (cores, "groupby", lambda pairs, **_: ((pair[0], (pair,)) for pair in pairs))
+    ],
+    "metrics": lambda core, _: [
+        (core.times, name, _nothing) for name in ("begin", "admitted", "end")
+    ],
+    "calls and leases": lambda _, calls: [(calls, "turn", _nothing)],
+}
+"""What each is stubbed out with, in a step that uses none."""
+
+
+def unused(folder: Path, feature: str, batch: int, rounds: int) -> tuple[float, float, float]:
+    """Host time with a feature over that without; the same of two turns with it; its error.
+
+    Each round has three turns: with, without, with. A turn counts as its fastest step, but for its
+    first ones, in which Python adapts to what has been changed. Of all rounds it is the median.
+    """
+    first, turn = 5, 15
+    core = make_core(folder, idle=True)
+    calls = Calls(core.scheduler, core.times, _nothing)
+    for message in make_requests(batch, turn * 3 * (rounds + 1)):
+        core._take(message, [])
+
+    def step() -> float:
+        started = time.perf_counter()
+        core.times.begin()
+        core._step([])
+        core.times.end("send")
+        calls.turn()
+        return time.perf_counter() - started
+
+    def run() -> float:
+        return min([step() for _ in range(turn)][first:])
+
+    costs, noise = [], []
+    for _ in range(rounds):
+        before = run()
+        with ExitStack() as stack:
+            for owner, name, stub in FEATURES[feature](core, calls):
+                stack.enter_context(patch.object(owner, name, stub))
+            without = run()
+        after = run()
+        costs.append((before + after) / 2 / without)
+        noise.append(before / after)
+    spread = 1.4826 * statistics.median(abs(one - 1) for one in noise)  # sigma, but for outliers
+    return statistics.median(costs), statistics.median(noise), spread / math.sqrt(rounds)
+
+
+def unused_table(folder: Path, rounds: int) -> Table:
+    """The second table."""
+    table = Table(title="host time of a step with what it does not use, over that without")
+    table.add_column("unused")
+    batches = (1, 16, 64)
+    for batch in batches:
+        table.add_column(f"{batch} requests", justify="right")
+        table.add_column("noise", justify="right")
+    for feature in FEATURES:
+        cells = []
+        for batch in batches:
+            cost, alike, error = unused(folder, feature, batch, rounds)
+            cells += [f"{cost:.3f}", f"{alike:.3f} ± {error:.3f}"]
+        table.add_row(feature, *cells)
+    return table
+
+
 def timed(run: Callable[[], object]) -> float:
     """Seconds that `run` takes."""
     started = time.perf_counter()
@@ -128,7 +225,7 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def throughput_table(folder: Path, requests: int) -> Table:
-    """The second table."""
+    """The third table."""
     from transformers import AutoModelForCausalLM
 
     rng = np.random.default_rng(1)
@@ -170,9 +267,10 @@ def throughput_table(folder: Path, requests: int) -> Table:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--requests", type=int, default=64)
     args = parser.parse_args()
     console = Console()
@@ -180,6 +278,7 @@ def main() -> None:
         folder = Path(name)
         make_model(folder)
         console.print(host_table(folder, args.steps))
+        console.print(unused_table(folder, args.rounds))
         console.print(throughput_table(folder, args.requests))
 
 
