@@ -92,10 +92,13 @@ class Bound:
     def begin_masks(self, requests: Iterable[Request]) -> None:
         """Begin to fill the masks of those that have a grammar."""
         self._requests = [request for request in requests if request.matcher is not None]
-        self._masks.begin([r.matcher for r in self._requests if r.matcher is not None])
+        if self._requests:
+            self._masks.begin([r.matcher for r in self._requests if r.matcher is not None])
 
     def take_masks(self) -> dict[Request, Bits]:
         """The masks that were begun."""
+        if not self._requests:
+            return {}
         return dict(zip(self._requests, self._masks.take(), strict=True))
 
     def jumps(self, request: Request) -> bool:
