@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from boughs.lang.constraints import json_schema_text
 from boughs.lang.errors import GrammarError, InvalidRequest
-from boughs.lang.parameters import json_schema_text
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,14 +6,14 @@ not give it either, the default of `SamplingParams`. This module knows no state 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
+from boughs.lang.constraints import CONSTRAINTS
 from boughs.lang.errors import InvalidRequest
-from boughs.lang.sampling import ALIASES, CONSTRAINTS, NOT_YET, SamplingParams
+from boughs.lang.sampling import ALIASES, NOT_YET, SamplingParams
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,33 +138,3 @@ class Defaults:
 
 _USUAL = RequestOptions()
 _NEED_LOGPROBS = ("top_logprobs_num", "logprob_start_len", "token_ids_logprob")
-
-
-def json_schema_text(schema: object) -> str | None:
-    """A JSON schema as text, from text, a dict, or a Pydantic model class.
-
-    Raises:
-        InvalidRequest: It is none of these, or the text is no JSON.
-    """
-    if schema is None or schema == "":
-        return None
-    if isinstance(schema, str):
-        try:
-            json.loads(schema)
-        except ValueError as error:
-            raise InvalidRequest(f"json_schema: not JSON: {error}", "json_schema") from None
-        return schema
-    if isinstance(schema, Mapping):
-        try:
-            return json.dumps(schema)
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"json_schema: not JSON: {error}", "json_schema") from None
-    if isinstance(schema, type):
-        from pydantic import BaseModel
-
-        if issubclass(schema, BaseModel):
-            return json.dumps(schema.model_json_schema())
-    raise InvalidRequest(
-        f"json_schema: expected a JSON text, a dict or a Pydantic model class, got {schema!r:.60}",
-        "json_schema",
-    )

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from boughs.lang.choices import ChoicesSamplingMethod, token_length_normalized
+from boughs.lang.constraints import CONSTRAINTS, json_schema_text
 from boughs.lang.errors import GrammarError, InvalidRequest, Unsupported, located
 from boughs.lang.grammar import Grammar
 from boughs.lang.ir import Expression, Gen, Select
 from boughs.lang.named_parts import Parts
-from boughs.lang.parameters import Given, json_schema_text
-from boughs.lang.sampling import CONSTRAINTS
+from boughs.lang.parameters import Given
 from boughs.lang.scalars import DTYPES, GOES_ON
 from boughs.lang.schemas import refusal
 from boughs.lang.typed import Typed, options, typed
@@ -48,12 +48,18 @@ def gen(  # noqa: PLR0917 - SGLang's signature
     choices: Sequence[str] | None = None,
     choices_method: ChoicesSamplingMethod | None = None,
     regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | builtins.type | None = None,
+    json_schema: str | bool | Mapping[str, Any] | builtins.type | None = None,
     *,
     type: Any = None,  # noqa: A002 - the word for it
     on_incomplete: OnIncomplete = "raise",
     grammar: Grammar | None = None,
+    json_object: bool | None = None,
+    json_whitespace: int | None = None,
+    json_separators: Sequence[str] | None = None,
+    strict: bool | None = None,
     ebnf: str | None = None,
+    lark: str | None = None,
+    structural_tag: str | Mapping[str, Any] | None = None,
     seed: int | None = None,
     repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
@@ -109,8 +115,8 @@ def gen(  # noqa: PLR0917 - SGLang's signature
         choices: The text is one of these, as with `select`.
         choices_method: How to decide between them.
         regex: The text matches this, wholly.
-        json_schema: The text is JSON that is valid under this schema (JSON text, a dict, or a
-            Pydantic model class).
+        json_schema: The text is JSON that is valid under this schema (JSON text, a dict, or a type
+            that Pydantic can describe).
         type: A Python type. The text is one of its values, and the variable holds the value:
             `s["x"]` is an `int`, a `date`, an object of a class; `s.raw("x")` is the text. Numbers,
             bools, enumerations, literals, dates and times are written plainly, all else as JSON;
@@ -121,7 +127,13 @@ def gen(  # noqa: PLR0917 - SGLang's signature
             "value" makes the error itself the variable's value.
         grammar: The text is one of this grammar, made of parts by the functions of
             `boughs.grammar`.
-        ebnf: The text is derived from this grammar.
+        json_object: The text is a JSON object.
+        json_whitespace: Of JSON: at most so many characters of white space between two tokens.
+        json_separators: Of JSON: what stands between items, and behind keys.
+        strict: Refuse a JSON schema with keywords that no grammar holds.
+        ebnf: The text is derived from this grammar: GBNF, or Lark.
+        lark: The text is derived from this grammar, of llguidance's dialect of Lark.
+        structural_tag: The text is free, with constrained islands; docs/constraints.md tells how.
         seed: Seed of the random numbers.
         repetition_penalty: Divides the logits of tokens in prompt or output.
         logit_bias: Added to the logits of these token ids.
@@ -302,7 +314,7 @@ def gen_of(
 
 
 _NOT_TYPED = (
-    *("dtype", "regex", "json_schema", "ebnf", "grammar"),
+    *("dtype", "grammar", *(name for name in CONSTRAINTS if name != "choices")),
     *("stop", "stop_token_ids", "stop_regex", "no_stop_trim", "min_tokens", "ignore_eos"),
 )
 
@@ -332,7 +344,7 @@ def _source(
             "grammar",
         )
     for other in ("dtype", *CONSTRAINTS):
-        if arguments[other] is not None:
+        if arguments.get(other) not in (None, False):
             raise InvalidRequest(
                 f"gen: variable {name!r}: {other} cannot be given together with grammar", other
             )
@@ -377,8 +389,8 @@ def _dtype_of(dtype: object) -> type | None:
 
 def _constrain(arguments: dict[str, Any], kind: type) -> None:
     """Put the regex of a dtype among a gen's arguments, and the stop that ends a number."""
-    for other in ("regex", "json_schema", "ebnf"):
-        if arguments[other] is not None:
+    for other in CONSTRAINTS:
+        if arguments.get(other) not in (None, False):
             raise InvalidRequest(f"{other}: cannot be given together with dtype", other)
     arguments["regex"] = DTYPES[kind]
     if kind not in GOES_ON:

@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from boughs.lang import constraints
 from boughs.lang.beams import check_search
+from boughs.lang.constraints import CONSTRAINTS, Constraint
 from boughs.lang.errors import InvalidRequest, Unsupported
 
 ALIASES = {
@@ -26,7 +28,6 @@ ALIASES = {
 """Other spellings of a field, in every interface."""
 
 NOT_YET = {
-    "structural_tag": "structural tags",
     "custom_params": "custom logit processors",
     "stream_interval": "stream_interval",
 }
@@ -41,9 +42,6 @@ GREEDY_BELOW = 1e-6
 
 LEAST_REPETITION_PENALTY = 1e-6
 """Logits are divided by it, and those of one far below would be infinite."""
-
-CONSTRAINTS = ("regex", "json_schema", "ebnf")
-"""The fields of which at most one may be set."""
 
 
 _AS_IS: Mapping[str, str] = MappingProxyType({})
@@ -96,7 +94,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         strict: Refuse a `json_schema` with keywords that no grammar holds (`not`, `uniqueItems`,
             ...). Otherwise the finished value is checked, and a violation told in its
             `finish_reason`.
+        json_object: The output is a JSON object.
+        json_whitespace: Where JSON is asked for: at most so many characters of white space between
+            two of its tokens, as the model likes; 0: the separators, and no other.
+        json_separators: Where JSON is asked for: what stands between items, and behind keys;
+            `, ` and `: ` if not given.
         ebnf: The output is derived from this grammar: GBNF, or Lark in llguidance's dialect.
+        lark: The output is derived from this grammar, of llguidance's dialect of Lark.
+        choices: The output is one of these texts.
+        structural_tag: The output is text with constrained islands, as this says (a JSON string):
+            SGLang's `structures` and `triggers`, or a `format` of xgrammar's.
         priority: Higher is admitted earlier; the scheduler's policy orders those of one priority.
         cache_salt: Requests of different salts share no cached prefix.
         timeout: Seconds from arrival after which the request ends with `RequestTimeout`.
@@ -129,7 +136,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: int | None = None
     regex: str | None = None
     json_schema: str | None = None
+    json_object: bool = False
+    json_whitespace: int = 0
+    json_separators: tuple[str, str] | None = None
     ebnf: str | None = None
+    lark: str | None = None
+    choices: tuple[str, ...] | None = None
+    structural_tag: str | None = None
     strict: bool = False
     priority: int = 0
     cache_salt: str | None = None
@@ -141,13 +154,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature < GREEDY_BELOW
 
     @property
-    def constraint(self) -> tuple[str, str] | None:
-        """The kind and source of the grammar that the output obeys, if any."""
-        for kind in CONSTRAINTS:
-            source = getattr(self, kind)
-            if source is not None:
-                return kind, source
-        return None
+    def constraint(self) -> Constraint | None:
+        """The grammar that the output obeys, if any."""
+        return constraints.constraint(self)
 
     @property
     def stops_in_text(self) -> bool:
@@ -185,7 +194,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
             if value is None and name != "max_new_tokens":
                 continue
-            fields[name], spelled[name] = _widened(name, value), key
+            try:
+                fields[name], spelled[name] = _widened(name, value), key
+            except InvalidRequest as error:
+                raise InvalidRequest(f"{where}{error}", f"{where}{key}") from None
         try:
             params = msgspec.convert(fields, cls)
         except msgspec.ValidationError as error:
@@ -211,13 +223,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for place, value, allowed in self._wrong_items():
             written = where + place
             raise InvalidRequest(f"{written} must be {allowed}, got {value!r:.80}", written)
-        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise InvalidRequest(
-                f"{where}{given[1]}: at most one of {', '.join(CONSTRAINTS)} may be given, "
-                f"got {' and '.join(given)}",
-                where + given[1],
-            )
+        constraints.check(self, where)
         if not self.spaces_between_special_tokens:
             raise Unsupported(
                 f"{where}spaces_between_special_tokens: only true is supported",
@@ -264,6 +270,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 self.timeout is not None and not 0 < self.timeout < math.inf,
                 "above 0 and finite",
             ),
+            *constraints.bounds(self),
         )
 
     def _wrong_items(self) -> Iterator[tuple[str, object, str]]:
@@ -295,8 +302,8 @@ def _widened(name: str, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
     if name in ("stop_token_ids", "allowed_token_ids") and isinstance(value, int):
         return (value,)
-    if name in CONSTRAINTS and value == "":
-        return None
+    if name in CONSTRAINTS:
+        return constraints.widened(name, value)
     if name == "logit_bias" and isinstance(value, Mapping):
         return {_int_key(key): bias for key, bias in value.items()}
     return value

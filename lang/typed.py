@@ -145,16 +145,10 @@ def _typed(kind: Any) -> Typed:
     texts = options(base)
     if texts is not None:
         return _of_options(name, texts)
-    from pydantic import TypeAdapter
-    from pydantic.errors import PydanticUserError
-    from pydantic_core import SchemaError
-
     try:
-        adapter: Any = TypeAdapter(_portable(kind))
-        _check_core(adapter.core_schema)
-        schema = adapter.json_schema()
-    except (PydanticUserError, SchemaError, TypeError, NameError, RecursionError) as error:
-        raise _refused(name, " ".join(str(error).split())[:200]) from None
+        adapter, schema = _described(kind)
+    except TypeError as error:
+        raise _refused(name, str(error)) from None
     plain = schemas.resolved(schema, schema)
     if "enum" not in plain and "const" not in plain:
         if plain.get("type") in ("integer", "number"):
@@ -162,6 +156,29 @@ def _typed(kind: Any) -> Typed:
         if plain.get("format") in FORMATS:
             return _of_format(name, plain, adapter)
     return _of_json(name, schema, adapter)
+
+
+def json_schema_of(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type, as Pydantic tells it.
+
+    Raises:
+        TypeError: It has none; says why.
+    """
+    return _described(kind)[1]
+
+
+def _described(kind: Any) -> tuple[Any, dict[str, Any]]:
+    """Pydantic's adapter of a type, and its JSON schema."""
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+    from pydantic_core import SchemaError
+
+    try:
+        adapter: Any = TypeAdapter(_portable(kind))
+        _check_core(adapter.core_schema)
+        return adapter, adapter.json_schema()
+    except (PydanticUserError, SchemaError, TypeError, NameError, RecursionError) as error:
+        raise TypeError(" ".join(str(error).split())[:200]) from None
 
 
 _cached = functools.lru_cache(maxsize=512, typed=True)(_typed)

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
+from boughs.lang.constraints import JsonForm
 from boughs.lang.errors import GrammarError, Unsupported
 
+from .json_form import PLAIN
 from .matcher import Matcher, build, load_tokenizer
 from .source import with_prefix
 from .trials import Trials, worker_command
@@ -99,36 +101,39 @@ class GrammarCompiler:
             if self._tokenizer is None:
                 self._tokenizer = self._threads.submit(self._load)
 
-    def ask(self, kind: str, source: str, prefix: str = "") -> Compiled:
-        """The grammar of a source; returns at once.
+    def ask(
+        self, kind: str, source: str, form: JsonForm = PLAIN, prefix: str = ""
+    ) -> Compiled:
+        """The grammar of a `Constraint`; returns at once.
 
         Its `result()` raises `GrammarError` where the source cannot be compiled, and says why.
 
         Args:
-            kind: `regex`, `json_schema`, `ebnf`; or `HEAL`, which has no source.
+            kind: Of the constraint; or `HEAL`, which has no source.
             source: As the user wrote it.
+            form: How JSON is written.
             prefix: What the output spells first. Only the source is tried for it: a literal text
                 costs nothing.
         """
-        raw = f"{prefix}\0{source}".encode("utf-8", "replace")
+        raw = f"{form}{prefix}\0{source}".encode("utf-8", "replace")
         key = hashlib.blake2b(raw, digest_size=32, person=kind.encode()).digest()
         compiled = self._compiled.get(key)
         if compiled is None:
             self.warm()
-            compiled = self._threads.submit(self._compile, kind, source, prefix)
+            compiled = self._threads.submit(self._compile, kind, source, form, prefix)
             self._compiled[key] = compiled
             if len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(key)
         return compiled
 
-    def matcher(self, kind: str, source: str) -> Matcher:
+    def matcher(self, kind: str, source: str, form: JsonForm = PLAIN) -> Matcher:
         """A fresh matcher for a source; waits for it.
 
         Raises:
             GrammarError: The source cannot be compiled; says why.
         """
-        return self.ask(kind, source).result().matcher(kind)
+        return self.ask(kind, source, form).result().matcher(kind)
 
     def close(self) -> None:
         """End the process that tries grammars, and the threads."""
@@ -142,7 +147,7 @@ class GrammarCompiler:
         about = f"{digest} {self._vocab_size} {self._eos} {self._bounds}"
         return tokenizer, Verdicts(self._cache, about)
 
-    def _compile(self, kind: str, source: str, prefix: str) -> Grammar:
+    def _compile(self, kind: str, source: str, form: JsonForm, prefix: str) -> Grammar:
         assert self._tokenizer is not None, "`ask` has begun to load it"
         try:
             tokenizer, verdicts = self._tokenizer.result()
@@ -154,17 +159,19 @@ class GrammarCompiler:
         if kind == HEAL:
             made = build(tokenizer, with_prefix(None, prefix))
             return Grammar(made, (), len(prefix.encode()), tokenizer)
-        grammar, weaker = self._tried(kind, source, verdicts)
+        grammar, weaker = self._tried(kind, source, form, verdicts)
         if prefix:
             grammar = with_prefix(grammar, prefix)
         return Grammar(build(tokenizer, grammar), weaker, len(prefix.encode()), tokenizer)
 
-    def _tried(self, kind: str, source: str, verdicts: Verdicts) -> tuple[str, tuple[str, ...]]:
+    def _tried(
+        self, kind: str, source: str, form: JsonForm, verdicts: Verdicts
+    ) -> tuple[str, tuple[str, ...]]:
         """A source in llguidance's form, and what of it that leaves out."""
-        answer = verdicts.find(kind, source)
+        answer = verdicts.find(kind, source, form)
         if answer is None:
-            answer = self._trials.run(kind, source)
-            verdicts.keep(kind, source, answer)
+            answer = self._trials.run(kind, source, form)
+            verdicts.keep(kind, source, answer, form)
         if answer.grammar is None:
             raise GrammarError(answer.error or f"{kind}: it cannot be compiled", kind)
         return answer.grammar, answer.weaker

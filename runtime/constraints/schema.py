@@ -62,6 +62,8 @@ def rewrite(schema: Schema) -> Rewritten:
         GrammarError: A keyword that is not supported, or wrong; names its JSON pointer.
     """
     made = Rewritten(schema)
+    if isinstance(schema, dict):  # an annotation, as the standard has it, but not to llguidance
+        schema = {key: value for key, value in schema.items() if key != "x-guidance"}
     made.schema = _Rewriter(local_refs(schema), made.weaker).walk(schema, "#", ())
     return made
 

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from boughs.lang.constraints import JsonForm
 from boughs.lang.errors import GrammarError
 
+from .json_form import PLAIN, json_grammar, with_json
 from .schema import children, rewrite
+from .tags import Pieces, tag_grammar, whole
 
 MAX_SOURCE = 256 << 10
 """Bytes of a source. A core that builds from more holds its other requests up."""
@@ -28,8 +31,14 @@ class Translated(NamedTuple):
     weaker: tuple[str, ...] = ()
 
 
-def translate(kind: str, source: str) -> Translated:
-    """The grammar of a `regex`, `json_schema` or `ebnf` source.
+def translate(kind: str, source: str, form: JsonForm = PLAIN, pieces: Pieces = whole) -> Translated:
+    """The grammar of a source.
+
+    Args:
+        kind: `regex`, `json_schema`, `ebnf`, `lark`, `choices` or `structural_tag`.
+        source: Of `choices` a JSON list.
+        form: How JSON is written, of schemas and structural tags.
+        pieces: What in a text is a special token; of structural tags.
 
     Raises:
         GrammarError: Names the kind, and what is wrong with the source.
@@ -38,11 +47,15 @@ def translate(kind: str, source: str) -> Translated:
     if size > MAX_SOURCE:
         raise GrammarError(f"{kind}: it has {size} bytes; at most {MAX_SOURCE} are taken", kind)
     try:
-        return _GRAMMARS[kind](source)
+        if kind == "structural_tag":
+            return Translated(tag_grammar(source, form, pieces))
+        if kind == "json_schema":
+            return _json_schema(source, form)
+        return Translated(_GRAMMARS[kind](source))
     except RecursionError:
         raise GrammarError(f"{kind}: it is nested too deeply", kind) from None
-    except GrammarError:
-        raise
+    except GrammarError as error:
+        raise GrammarError(str(error), kind) from None
     except ValueError as error:
         raise GrammarError(f"{kind}: {error}", kind) from None
 
@@ -67,7 +80,7 @@ def explain(kind: str, source: str, message: str) -> str:
     found = _REGEX_ERROR.search(message)
     if found is None:
         first = message.partition("\n")[0]
-        own = kind == "ebnf" and not _GBNF.search(source)
+        own = kind == "lark" or (kind == "ebnf" and not _GBNF.search(source))
         return first if own else _LARK_PLACE.sub("", first)
     printed, caret, what = found[1], len(found[2]), found[3]
     if kind != "regex":
@@ -106,13 +119,13 @@ def locate(source: str, fails: Callable[[str], str | None]) -> str:
         fails: The message with which a grammar fails, if it does.
     """
     schema: Any = rewrite(json.loads(source)).schema
-    message, at = fails(_grammar(schema)), "#"
+    message, at = fails(json_grammar(schema)), "#"
     if not isinstance(schema, dict):
         return at
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     while isinstance(schema, dict):
         for where, sub in children(schema):
-            if isinstance(sub, dict) and fails(_grammar({**shared, **sub})) == message:
+            if isinstance(sub, dict) and fails(json_grammar({**shared, **sub})) == message:
                 schema, at = sub, f"{at}/{where}"
                 break
         else:
@@ -120,33 +133,33 @@ def locate(source: str, fails: Callable[[str], str | None]) -> str:
     return at
 
 
-def _json_schema(source: str) -> Translated:
+def _json_schema(source: str, form: JsonForm) -> Translated:
     schema = json.loads(source, parse_constant=_no_constant)
     if not isinstance(schema, dict | bool):
-        raise GrammarError(
-            f"json_schema: expected an object or a boolean, got {schema!r:.40}", "json_schema"
-        )
+        raise GrammarError(f"json_schema: expected an object or a boolean, got {schema!r:.40}")
     made = rewrite(schema)
-    return Translated(_grammar(made.schema), tuple(made.weaker))
+    return Translated(json_grammar(made.schema, form), tuple(made.weaker))
 
 
-def _grammar(schema: Any) -> str:
-    """White space between JSON's tokens is at most one space, so that a model cannot loop on it."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+def _choices(source: str) -> str:
+    texts = json.loads(source)
+    return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, texts))))
 
 
-def _ebnf(source: str) -> Translated:
-    if _GBNF.search(source):
-        try:
-            source = gbnf_to_lark(source)
-        except RecursionError:
-            raise
-        except Exception as error:  # noqa: BLE001 -- what the converter raises, in part
-            raise GrammarError(f"ebnf: {error}", "ebnf") from None
-    return Translated(LLMatcher.grammar_from_lark(source))
+def _ebnf(source: str) -> str:
+    if not _GBNF.search(source):
+        return _lark(source, "ebnf")
+    try:
+        source = gbnf_to_lark(source)
+    except RecursionError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- what the converter raises, in part
+        raise GrammarError(f"ebnf: {error}") from None
+    return str(LLMatcher.grammar_from_lark(source))
+
+
+def _lark(source: str, kind: str = "lark") -> str:
+    return str(LLMatcher.grammar_from_lark(with_json(source, kind)))
 
 
 _GBNF = re.compile(r"^[ \t]*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
@@ -157,8 +170,9 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-_GRAMMARS: dict[str, Callable[[str], Translated]] = {
-    "regex": lambda source: Translated(LLMatcher.grammar_from_regex(source)),
-    "json_schema": _json_schema,
+_GRAMMARS: dict[str, Callable[[str], str]] = {
+    "regex": LLMatcher.grammar_from_regex,
+    "choices": _choices,
     "ebnf": _ebnf,
+    "lark": _lark,
 }

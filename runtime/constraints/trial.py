@@ -12,8 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from llguidance import LLTokenizer
 
+from boughs.lang.constraints import JsonForm
 from boughs.lang.errors import GrammarError
 
+from .json_form import PLAIN
 from .matcher import Matcher, build, short
 from .source import explain, locate, translate
 
@@ -35,10 +37,12 @@ class Verdict(NamedTuple):
     weaker: tuple[str, ...] = ()
 
 
-def try_source(tokenizer: LLTokenizer, vocab_size: int, kind: str, source: str) -> Verdict:
+def try_source(
+    tokenizer: LLTokenizer, vocab_size: int, kind: str, source: str, form: JsonForm = PLAIN
+) -> Verdict:
     """Whether a source makes a grammar that can be followed."""
     try:
-        grammar, weaker = translate(kind, source)
+        grammar, weaker = translate(kind, source, form, lambda text: _pieces(tokenizer, text))
     except GrammarError as error:
         return Verdict(None, short(str(error)))
     try:
@@ -53,6 +57,19 @@ def try_source(tokenizer: LLTokenizer, vocab_size: int, kind: str, source: str) 
     except GrammarError as error:
         return Verdict(None, str(error))
     return Verdict(grammar, weaker=weaker)
+
+
+def _pieces(tokenizer: LLTokenizer, text: str) -> list[str | int]:
+    """The special tokens of a text, and what is between them."""
+    made: list[str | int] = []
+    plain: list[int] = []
+    for token in tokenizer.tokenize_str(text, parse_special=True):
+        if not tokenizer.is_special_token(token):
+            plain.append(token)
+            continue
+        made += [tokenizer.decode_str(plain), token] if plain else [token]
+        plain = []
+    return [*made, tokenizer.decode_str(plain)] if plain else made
 
 
 def _failure(tokenizer: LLTokenizer, grammar: str) -> str | None:

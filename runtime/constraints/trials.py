@@ -14,6 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from boughs.lang.constraints import JsonForm
+
+from .json_form import PLAIN
 from .worker import Answer, Bounds, Job
 
 ATTEMPTS = 2
@@ -49,10 +52,10 @@ class Trials:
         self._next = 0
         self._closed = False
 
-    def run(self, kind: str, source: str) -> Answer:
+    def run(self, kind: str, source: str, form: JsonForm = PLAIN) -> Answer:
         """What became of a source; waits for it, and the process bounds how long."""
         for _ in range(ATTEMPTS):
-            future = self._send(kind, source)
+            future = self._send(kind, source, form)
             try:
                 return future.result()
             except _Gone:
@@ -68,7 +71,7 @@ class Trials:
             process.kill()
             process.wait()
 
-    def _send(self, kind: str, source: str) -> Future[Answer]:
+    def _send(self, kind: str, source: str, form: JsonForm) -> Future[Answer]:
         future: Future[Answer] = Future()
         with self._lock:
             if self._closed:
@@ -79,7 +82,8 @@ class Trials:
             process = self._process = self._process or self._start()
             assert process.stdin is not None
             try:
-                process.stdin.write(msgspec.json.encode(Job(self._next, kind, source)) + b"\n")
+                job = Job(self._next, kind, source, form)
+                process.stdin.write(msgspec.json.encode(job) + b"\n")
                 process.stdin.flush()
             except OSError:  # it has ended: its reader tells all who wait
                 pass

@@ -16,6 +16,9 @@ from pathlib import Path
 import llguidance
 import msgspec
 
+from boughs.lang.constraints import JsonForm
+
+from .json_form import PLAIN
 from .worker import Answer
 
 MOST_KEPT = 1024
@@ -52,9 +55,9 @@ class Verdicts:
         self._folder = folder
         self._tokenizer = tokenizer
 
-    def find(self, kind: str, source: str) -> Answer | None:
+    def find(self, kind: str, source: str, form: JsonForm = PLAIN) -> Answer | None:
         """What is known of a source."""
-        path = self._path(kind, source)
+        path = self._path(kind, source, form)
         if path is None:
             return None
         try:
@@ -64,9 +67,9 @@ class Verdicts:
             return None
         return answer
 
-    def keep(self, kind: str, source: str, answer: Answer) -> None:
+    def keep(self, kind: str, source: str, answer: Answer, form: JsonForm = PLAIN) -> None:
         """Remember what became of a source, where that is final."""
-        path = self._path(kind, source)
+        path = self._path(kind, source, form)
         if path is None or not answer.final:
             return
         with contextlib.suppress(OSError):
@@ -76,10 +79,10 @@ class Verdicts:
             Path(file.name).replace(path)
             self._prune(path.parent)
 
-    def _path(self, kind: str, source: str) -> Path | None:
+    def _path(self, kind: str, source: str, form: JsonForm) -> Path | None:
         if self._folder is None:
             return None
-        return self._folder / fingerprint(self._tokenizer, kind, source)
+        return self._folder / fingerprint(self._tokenizer, kind, source, str(form))
 
     def _prune(self, folder: Path) -> None:
         files = list(folder.iterdir())

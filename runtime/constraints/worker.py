@@ -23,6 +23,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from boughs.lang.constraints import JsonForm
+
+from .json_form import PLAIN
 from .matcher import load_tokenizer
 from .trial import Verdict, try_source
 
@@ -43,6 +46,7 @@ class Job(msgspec.Struct):
     id: int
     kind: str
     source: str
+    form: JsonForm = PLAIN
 
 
 class Answer(msgspec.Struct):
@@ -88,7 +92,7 @@ def main() -> int:
     bounds = Bounds(args.seconds, args.memory)
 
     def attempt(job: Job) -> Verdict:
-        return try_source(tokenizer, args.vocab_size, job.kind, job.source)
+        return try_source(tokenizer, args.vocab_size, job.kind, job.source, job.form)
 
     _Server(attempt, bounds).run()
     return 0

@@ -55,8 +55,8 @@ class Bound:
     def ask(self, submit: Submit) -> Compiled | None:
         """Where a submission's grammar will be, if it has one; returns at once."""
         if submit.params.constraint is None:
-            return self._grammars.ask(HEAL, "", submit.heal) if submit.heal else None
-        return self._grammars.ask(*submit.params.constraint, submit.heal)
+            return self._grammars.ask(HEAL, "", prefix=submit.heal) if submit.heal else None
+        return self._grammars.ask(*submit.params.constraint, prefix=submit.heal)
 
     def begin(self, request: Request, compiled: Compiled) -> None:
         """Give a request its matcher, advanced over the output of a core before this one.
@@ -65,7 +65,7 @@ class Bound:
             BoughsError: Its grammar cannot be compiled, or holds less than it asks for.
         """
         params, grammar = request.submit.params, compiled.result()
-        kind = HEAL if params.constraint is None else params.constraint[0]
+        kind = HEAL if params.constraint is None else params.constraint.kind
         if params.strict and grammar.weaker:
             raise GrammarError(
                 f"{kind}: {grammar.weaker[0]}: no grammar holds this keyword; without strict the "

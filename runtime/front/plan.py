@@ -204,10 +204,10 @@ class Planner:
         return room if params.max_new_tokens is None else min(params.max_new_tokens, room)
 
     def _check_texts(self, params: SamplingParams) -> None:
-        for name in ("regex", "json_schema", "ebnf", "cache_salt"):
+        for name in ("regex", "json_schema", "ebnf", "lark", "structural_tag", "cache_salt"):
             require_unicode(getattr(params, name) or "", name)
-        for name in ("stop", "stop_regex"):
-            for at, text in enumerate(getattr(params, name)):
+        for name in ("stop", "stop_regex", "choices"):
+            for at, text in enumerate(getattr(params, name) or ()):
                 require_unicode(text, f"{name}[{at}]")
 
     def _check_ids(self, request: GenerateRequest) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from boughs.lang.beams import check_stream
+from boughs.lang.constraints import CONSTRAINTS
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.requests import GenerateRequest, Prompt
 from boughs.lang.sampling import ALIASES, NOT_YET, SamplingParams
@@ -210,14 +211,7 @@ def _params(body: Mapping[str, Any], default_tokens: int | None) -> SamplingPara
         given.pop("max_completion_tokens", None)  # SGLang's client sends both
     if not any(ALIASES.get(key, key) == "max_new_tokens" for key in given):
         given["max_new_tokens"] = default_tokens
-    if isinstance(given.get("json_schema"), dict | bool):
-        given["json_schema"] = _as_text(given["json_schema"])
-    schema = _response_schema(body.get("response_format"))
-    if schema is not None:
-        if "json_schema" in given:
-            raise InvalidRequest("give json_schema or response_format, not both", "response_format")
-        given["json_schema"] = schema
-        given["strict"] = _is_strict(body["response_format"])
+    given.update(_response_constraint(body.get("response_format"), given))
     with naming(_names(body)):
         params = SamplingParams.from_mapping(given)
         if body.get("stream"):
@@ -228,29 +222,33 @@ def _params(body: Mapping[str, Any], default_tokens: int | None) -> SamplingPara
 def _names(body: Mapping[str, Any]) -> dict[str, str]:
     """What the caller calls the sampling parameters."""
     names = params_names({key: value for key, value in body.items() if value is not None})
-    if body.get("response_format") is not None:
-        inner = body["response_format"]
+    inner = body.get("response_format")
+    if inner is not None:
         of_schema = isinstance(inner, dict) and inner.get("type") == "json_schema"
         where = "response_format.json_schema" if of_schema else "response_format"
         names["json_schema"] = f"{where}.schema" if of_schema else where
         names["strict"] = f"{where}.strict"
+        names["json_object"] = names["structural_tag"] = where
     return names
 
 
-def _response_schema(value: Any) -> str | None:
-    """The JSON schema that a `response_format` asks for."""
+def _response_constraint(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that a `response_format` stands for."""
     name = "response_format"
-    if value is None:
-        return None
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
-        return None
+    if value is None or kind == "text":
+        return {}
+    for other in CONSTRAINTS:
+        if given.get(other) not in (None, False, ""):
+            raise InvalidRequest(f"give {other} or {name}, not both", name)
     if kind == "json_object":
-        return '{"type":"object"}'
+        return {"json_object": True}
+    if kind == "structural_tag":
+        return {"structural_tag": value}
     if kind != "json_schema":
         raise Unsupported(
-            f"{name}: expected an object with type text, json_object or json_schema, "
-            f"got {value!r:.80}",
+            f"{name}: expected an object with type text, json_object, json_schema or "
+            f"structural_tag, got {value!r:.80}",
             name,
         )
     inner = value.get("json_schema")
@@ -258,17 +256,8 @@ def _response_schema(value: Any) -> str | None:
     if not isinstance(schema, dict):
         name = f"{name}.json_schema.schema"
         raise InvalidRequest(f"{name}: expected an object, got {schema!r:.40}", name)
-    return _as_text(schema)
-
-
-def _is_strict(value: dict[str, Any]) -> bool:
-    """Whether a `response_format` is to be held to the letter, or refused."""
-    inner = value.get("json_schema")
-    return isinstance(inner, dict) and inner.get("strict") is True
-
-
-def _as_text(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+    strict = inner.get("strict") is True  # to be held to the letter, or refused
+    return {"json_schema": schema, **({"strict": True} if strict else {})}
 
 
 def read_inputs(value: Any, name: str) -> tuple[Sequence[Prompt], bool]:

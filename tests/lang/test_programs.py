@@ -250,7 +250,7 @@ def test_a_gens_own_parameters_go_before_those_of_the_run():
         ({"beam_width": 0}, "beam_width"),
         ({"beam_width": 3, "top_p": 0.5}, "top_p"),
         ({"n": 3, "best_of": 2}, "best_of"),
-        ({"structural_tag": "x"}, "structural_tag"),
+        ({"stream_interval": 2}, "stream_interval"),
     ],
 )
 def test_a_wrong_parameter_of_a_run_is_named(options, named):
@@ -258,7 +258,7 @@ def test_a_wrong_parameter_of_a_run_is_named(options, named):
         guide.run("Rome", **{"backend": MockBackend(), **options})
 
 
-@pytest.mark.parametrize("unknown", ["temprature", "regex", "json_schema"])
+@pytest.mark.parametrize("unknown", ["temprature", "regex", "structural_tag"])
 def test_what_neither_program_nor_run_knows_is_a_type_error(unknown):
     with pytest.raises(TypeError, match=unknown):
         guide.run("Rome", backend=MockBackend(), **{unknown: "x"})

@@ -78,6 +78,20 @@ def test_a_value_may_stand_for_a_list_of_one(name, value, held):
         ("seed", -1),
         ("timeout", 0),
         ("spaces_between_special_tokens", False),
+        ("choices", []),
+        ("choices", ["a", ""]),
+        ("choices", "a"),
+        ("json_schema", [1]),
+        ("json_schema", 5),
+        ("structural_tag", 5),
+        ("json_object", 1),
+        ("json_whitespace", -1),
+        ("json_whitespace", 101),
+        ("json_separators", [","]),
+        ("json_separators", [",", ","]),
+        ("json_separators", [";", ":"]),
+        ("json_separators", [",", ":\u00a0"]),
+        ("json_separators", [",", ":" + " " * 9]),
     ],
 )
 def test_a_value_out_of_range_is_named(name, value):
@@ -86,13 +100,15 @@ def test_a_value_out_of_range_is_named(name, value):
 
 
 LISTS = {"stop", "stop_regex", "bad_words"}
-TEXTS = LISTS | {"regex", "json_schema", "ebnf", "cache_salt"}
+OBJECTS = {"json_schema", "structural_tag"}
+TEXTS = LISTS | OBJECTS | {"regex", "ebnf", "lark", "cache_salt"}
 
 
 @pytest.mark.parametrize("name", [*SamplingParams.__struct_fields__, *ALIASES])
 @pytest.mark.parametrize("value", ["\ud800", ["\ud800"], {"\ud800": 1}])
 def test_a_lone_surrogate_where_none_can_stand_is_refused_by_name(name, value):
-    if name in TEXTS and not isinstance(value, dict) and (value == "\ud800" or name in LISTS):
+    lists, objects = {*LISTS, "choices"}, OBJECTS
+    if name in (TEXTS if isinstance(value, str) else lists if isinstance(value, list) else objects):
         return  # the front refuses it
     with pytest.raises(InvalidRequest, match=rf"^here\.{name}\b") as caught:
         SamplingParams.from_mapping({"n": 1, "top_k": 5} | {name: value}, "here.")

@@ -229,7 +229,7 @@ def test_unset_fields(site):
         {"functions": [{"name": "f"}]},
         {"audio": {"voice": "a"}},
         {"reasoning_effort": "high"},
-        {"response_format": {"type": "structural_tag"}},
+        {"response_format": {"type": "grammar"}},
         {"response_format": "json"},
         {"lora_path": "a"},
     ],
