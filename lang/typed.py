@@ -147,6 +147,7 @@ def _typed(kind: Any) -> Typed:
         return _of_options(name, texts)
     try:
         adapter, schema = _described(kind)
+        _check_core(adapter.core_schema)
     except TypeError as error:
         raise _refused(name, str(error)) from None
     plain = schemas.resolved(schema, schema)
@@ -175,7 +176,6 @@ def _described(kind: Any) -> tuple[Any, dict[str, Any]]:
 
     try:
         adapter: Any = TypeAdapter(_portable(kind))
-        _check_core(adapter.core_schema)
         return adapter, adapter.json_schema()
     except (PydanticUserError, SchemaError, TypeError, NameError, RecursionError) as error:
         raise TypeError(" ".join(str(error).split())[:200]) from None
