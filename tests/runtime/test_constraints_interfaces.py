@@ -5,12 +5,12 @@ import importlib.util
 import json
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NotRequired
 
 import openai
 import pytest
 from pydantic import TypeAdapter
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 import boughs
 from boughs.runtime.config import EngineConfig
