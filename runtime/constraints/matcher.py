@@ -94,6 +94,11 @@ class Matcher:
         self._prefix = 0
         return False
 
+    def back(self, count: int) -> None:
+        """Go back before the last `count` tokens that it accepted; EOS is none of them."""
+        self.raw.rollback(count)
+        self.check()
+
     def forced(self) -> list[int]:
         """The tokens that follow in any case, as the tokenizer cuts their text.
 

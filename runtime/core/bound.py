@@ -104,6 +104,6 @@ class Bound:
     def jumps(self, request: Request) -> bool:
         """Whether tokens that its grammar forces need no step each.
 
-        A logprob is a step's; what a request's own lists forbid is for the sampler to see.
+        What a request's own lists forbid is for the sampler to see.
         """
-        return self._jump and not request.submit.logprobs and request.row.forbidden is None
+        return self._jump and request.row.forbidden is None

@@ -21,7 +21,7 @@ from boughs.runtime.beams import beam_limit
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.constraints.compiler import GrammarCompiler
 from boughs.runtime.constraints.masks import Masks
-from boughs.runtime.core import prompt_logprobs
+from boughs.runtime.core import forced, prompt_logprobs
 from boughs.runtime.core.beam import BeamSearch
 from boughs.runtime.core.beam_text import BeamText, Texts
 from boughs.runtime.core.bound import Bound, compiler
@@ -274,6 +274,7 @@ class Core:
         self.times.end("model")
         if any(work.request.reads_rows for work in step.works):
             prompt_logprobs.gather(step, hidden, self.runner.logits)
+            forced.gather(step, hidden, self.runner.logits)
             gather_scores(step, hidden, self.runner.logits)
             pool(step, hidden)
         self.scheduler.computed(step)
@@ -292,6 +293,7 @@ class Core:
             for request, lines in groupby(sampling, key=lambda pair: pair[0].group or pair[0]):
                 begin, at = at, at + sum(1 for _ in lines)
                 if request.search is None:
+                    outputs += forced.tell(request)
                     outputs.append(
                         self._next.take(request, logits, begin, likely[begin], bits[begin])
                     )

@@ -12,7 +12,7 @@ from boughs.kernels.bitmask import Bits
 from boughs.kernels.filters import Filters
 from boughs.lang.errors import BoughsError, GrammarError, as_plain
 from boughs.runtime.constraints.matcher import Matcher
-from boughs.runtime.core import prompt_logprobs
+from boughs.runtime.core import forced, prompt_logprobs
 from boughs.runtime.core.bound import Bound
 from boughs.runtime.core.request import Request
 from boughs.runtime.core.sampler import sample, top_logprobs
@@ -64,7 +64,10 @@ class NextTokens:
         if request.matcher is not None:
             if output.finish is None and self._bound.jumps(request):
                 try:
-                    token = self._jump(request, request.matcher, output)
+                    if request.submit.logprobs:
+                        self._jump_ahead(request, request.matcher)
+                    else:
+                        token = self._jump(request, request.matcher, output)
                 except GrammarError as error:
                     self._scheduler.abort(request)
                     return failure(request.key, error)
@@ -104,6 +107,23 @@ class NextTokens:
             if output.finish is not None:
                 break
         return request.tokens[-1]
+
+    def _jump_ahead(self, request: Request, matcher: Matcher) -> None:
+        """Take the forced tokens, to be told with their logprobs.
+
+        What ends the output is left to a step of its own: no rows are computed behind it.
+        """
+        taken: list[int] = []
+        for token in matcher.forced():
+            matcher.accept(token)
+            request.tokens.append(token)
+            if self._finish_reason(request, token) is not None:
+                request.tokens.pop()
+                matcher.back(1)
+                break
+            request.row.note_output(token)
+            taken.append(token)
+        forced.hold(request, taken)
 
     def _finish_reason(self, request: Request, token: int) -> str | None:
         if token in request.row.ends and request.output_len > request.row.params.min_new_tokens:

@@ -58,6 +58,7 @@ class Request:
         since: The step in which it began to wait, for ageing.
         cached_tokens: Prompt tokens found in the cache when it was first admitted.
         prompt_logprobs: Gathered chunk by chunk, where they are asked for.
+        untold: Forced tokens, its last, that are told when their logprobs are known.
         row: What the sampler keeps for it.
         matcher: Its grammar, if it has one.
         compiled: Where its grammar and what else it waits for will be, until they are there.
@@ -96,6 +97,7 @@ class Request:
     prompt_logprobs: list[float | None] = field(default_factory=list)
     prompt_top: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_given: list[list[float]] = field(default_factory=list)
+    untold: Output | None = None
     scores: list[list[float]] = field(default_factory=list)
     pooled: Tensor | None = None
     finish: str | None = None
@@ -127,7 +129,10 @@ class Request:
         """Whether more is wanted of its rows than the token that follows the last of them."""
         submit = self.submit
         return not (
-            submit.prompt_logprobs_from is None and submit.pooling is None and not submit.targets
+            submit.prompt_logprobs_from is None
+            and submit.pooling is None
+            and not submit.targets
+            and self.untold is None
         )
 
     @property
@@ -198,18 +203,27 @@ class Request:
         """How many leading tokens may come from the cache.
 
         At least one is computed, to have logits; prompt logprobs need the logits of the row
-        before their first position, and so do targets. They are gathered once: not again after a
-        retraction. A mean is of all rows, and begins anew.
+        before their first position, and so do targets and forced tokens. They are gathered once:
+        not again after a retraction. A mean is of all rows, and begins anew.
         """
         most = len(self.tokens) - 1
         if self.submit.pooling == "mean":
             return 0
+        if self.untold is not None:
+            return min(most, self.first_untold - 1)
         if self.submit.targets:
             return min(most, self.first_target + len(self.scores))
         start = self.submit.prompt_logprobs_from
         if start is not None and not self.prompt_logprobs_complete:
             return max(0, min(most, start + len(self.prompt_logprobs) - 1))
         return most
+
+    @property
+    def first_untold(self) -> int:
+        """The position of the first token that waits for its logprob."""
+        assert self.untold is not None, "one waits"
+        known = len(self.untold.logprobs or ())
+        return len(self.tokens) - len(self.untold.ids) + known
 
     @property
     def first_target(self) -> int:

@@ -166,12 +166,72 @@ def test_jumping_keeps_to_the_language_when_sampling(engine, seed):
         assert list(json.loads(answer["text"])) == list(KEYS["properties"])
 
 
-def test_with_logprobs_every_token_has_its_step(engine):
-    params = {"json_schema": json.dumps(KEYS), "max_new_tokens": 200, "temperature": 0}
-    answer = engine.generate("Once upon a time", params, return_logprob=True)
-    assert len(answer["meta_info"]["output_token_logprobs"]) == len(answer["output_ids"])
-    assert "forced_tokens" not in answer["meta_info"]
-    jsonschema.validate(json.loads(answer["text"]), KEYS)
+LOGPROBS = {"return_logprob": True, "top_logprobs_num": 3, "token_ids_logprob": [5, 9]}
+LISTS = ("token_logprobs", "top_logprobs", "token_ids_logprobs")
+
+
+def scored(engine, prompt, ids):
+    """The logprobs of tokens behind a prompt, as those of a prompt."""
+    nothing = {"max_new_tokens": 0}
+    begin = engine.generate(prompt, nothing, return_logprob=True, logprob_start_len=0)
+    before = [id_ for _, id_, _ in begin["meta_info"]["input_token_logprobs"]]
+    answer = engine.generate(None, nothing, [*before, *ids], logprob_start_len=0, **LOGPROBS)
+    return {name: answer["meta_info"][f"input_{name}"][len(before) :] for name in LISTS}
+
+
+def flat(entries):
+    """Logprobs and tokens of entries, of whatever list."""
+    for entry in entries:
+        if isinstance(entry[0], list | tuple):
+            yield from flat(entry)
+        else:
+            yield tuple(entry[:2])
+
+
+@pytest.mark.parametrize("most", [3, 9, 24, 200])
+@pytest.mark.parametrize("stop", [None, "second", 'third": ['])
+def test_forced_tokens_carry_the_models_own_logprobs(engine, most, stop):
+    params = {"json_schema": json.dumps(KEYS), "max_new_tokens": most, "temperature": 0}
+    prompt = "Once upon a time"
+    answer = engine.generate(prompt, {**params, "stop": stop}, **LOGPROBS)
+    info, ids = answer["meta_info"], answer["output_ids"]
+    assert info["completion_tokens"] == len(ids) <= most
+    assert info["forced_tokens"] >= (len(ids) - 2) / 2
+    assert engine.generate(prompt, {**params, "stop": stop})["output_ids"] == ids
+    expected = scored(engine, prompt, ids)
+    for name in LISTS:
+        assert len(info[f"output_{name}"]) == len(ids)
+        pairs = zip(flat(info[f"output_{name}"]), flat(expected[name]), strict=True)
+        for (ours, token), (theirs, other) in pairs:
+            assert token == other
+            assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_forced_tokens_of_many_carry_logprobs_in_chunks_and_after_retractions(tiny_model):
+    """A pool and a budget so small that requests are retracted, and jumps are cut into chunks."""
+    names = {f"{'a_very_long_name_' * 3}{at}": {"enum": ["one", "two"]} for at in range(5)}
+    schema = {"type": "object", "properties": names, "required": list(names)}
+    params = {"json_schema": json.dumps({**schema, "additionalProperties": False}), "n": 6}
+    params |= {"max_new_tokens": 900, "temperature": 30, "seed": 4}
+    with boughs.Engine(
+        model_path=tiny_model,
+        kv_memory="128K",
+        page_size=4,
+        schedule_conservativeness=0.1,
+        max_batched_tokens=16,
+        check_invariants=True,
+    ) as engine:
+        answers = engine.generate("Once", params, **LOGPROBS)
+        assert engine.stats()["retractions"] > 0
+        for answer in answers:
+            info, ids = answer["meta_info"], answer["output_ids"]
+            jsonschema.validate(json.loads(answer["text"]), schema)
+            assert info["forced_tokens"] > len(ids) / 2
+            expected = scored(engine, "Once", ids)["token_logprobs"]
+            pairs = zip(flat(info["output_token_logprobs"]), flat(expected), strict=True)
+            for (ours, token), (theirs, other) in pairs:
+                assert token == other
+                assert ours == pytest.approx(theirs, abs=1e-3)
 
 
 @pytest.mark.kills_core
