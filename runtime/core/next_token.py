@@ -64,10 +64,10 @@ class NextTokens:
         if request.matcher is not None:
             if output.finish is None and self._bound.jumps(request):
                 try:
-                    if request.submit.logprobs:
-                        self._jump_ahead(request, request.matcher)
-                    else:
+                    if not request.submit.logprobs:
                         token = self._jump(request, request.matcher, output)
+                    elif not request.matcher.in_prefix:  # whose tokens are told apart
+                        self._jump_ahead(request, request.matcher)
                 except GrammarError as error:
                     self._scheduler.abort(request)
                     return failure(request.key, error)

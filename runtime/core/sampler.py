@@ -125,9 +125,15 @@ def _best(logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
 def _best_under(logits: Tensor, rows: list[int], bits: Bits) -> list[int]:
     """The best allowed token of some rows of [rows, vocab]; -1 where there is none."""
     if logits.device.type == "cpu":
-        tokens = np.empty(len(rows), dtype=np.int64)
         table = np.ascontiguousarray(logits.numpy(force=True))
-        best_allowed()(table, np.array(rows), bits, tokens)
+        # The best of all, which is found at once, is mostly allowed.
+        tokens, best = _best(logits if len(rows) == len(logits) else logits[rows])
+        allowing = bits[np.arange(len(rows)), tokens // 32] >> (tokens % 32).astype(np.uint32) & 1
+        left = np.flatnonzero((allowing == 0) | ~np.isfinite(best))
+        if len(left):
+            found = np.empty(len(left), dtype=np.int64)
+            best_allowed()(table, np.array(rows)[left], bits[left], found)
+            tokens[left] = found
     else:
         allowed = expand(bits, logits.shape[-1], logits.device)
         tokens, best = _best(logits[rows].masked_fill(~allowed, -torch.inf))

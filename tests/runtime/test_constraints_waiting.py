@@ -21,6 +21,7 @@ def load(name):
 
 pages, rote = load("page_model"), load("rote_grammars")
 Driver, alone, submit = pages.Driver, pages.alone, pages.submit
+context_logits = pages.context_logits
 
 
 def bound(key, prompt, source, max_new_tokens=6, **kwargs):
@@ -168,16 +169,37 @@ def test_a_forced_stop_token_ends_the_output():
 
 
 def test_what_needs_a_step_for_each_token_gets_it():
-    """Logprobs are of a step; what a request's own lists forbid is the sampler's to refuse."""
+    """What a request's own lists forbid is the sampler's to refuse."""
     source = "5,6 7 8"
     lists = SamplingParams(temperature=0.0, seed=0, regex=source, allowed_token_ids=(5, 6, 7))
-    requests = [
-        bound(0, [1, 2], source, logprobs=True),
-        Submit(key=1, prompt_ids=[1, 2], params=lists),
-    ]
-    driver = run(rote.RoteGrammars(source, jumps=True), {}, [requests])
-    assert [len(output.logprobs) for output in driver.outputs[0]] == [1, 1, 1]
-    assert "the grammar forbid all" in driver.outputs[1][-1].error[1]
+    request = Submit(key=0, prompt_ids=[1, 2], params=lists)
+    driver = run(rote.RoteGrammars(source, jumps=True), {}, [[request]])
+    assert "the grammar forbid all" in driver.outputs[0][-1].error[1]
+
+
+def logprobs_of(request, ids):
+    """What the model itself says of an output."""
+    context = list(request.prompt_ids)
+    made = []
+    for token in ids:
+        made.append(float(context_logits(context).log_softmax(-1)[token]))
+        context.append(token)
+    return made
+
+
+def test_forced_tokens_with_logprobs_are_told_with_those_of_their_chunk():
+    source = "5,6 7 8 9 10 11,12 13 14 15"
+    request = bound(0, [1, 2, 3], source, 20, logprobs=True, top_logprobs=2)
+    driver = run(rote.RoteGrammars(source, jumps=True), {}, [[request]])
+    outputs = driver.outputs[0]
+    # What ends the output has a step of its own: nothing is computed behind it.
+    assert [len(output.ids) for output in outputs] == [1, 4, 1, 2, 1]
+    assert [output.forced for output in outputs] == [0, 4, 0, 2, 0]
+    own = [(start, count) for step in driver.model.steps for _, start, count in step]
+    assert own == [(0, 3), (3, 5), (8, 3)]
+    found = [logprob for output in outputs for logprob in output.logprobs]
+    assert found == pytest.approx(logprobs_of(request, driver.ids(0)))
+    assert [len(top) for output in outputs for top in output.top] == [2] * 9
 
 
 @st.composite
@@ -193,7 +215,7 @@ def loads(draw):
         made = submit(key, prompt, draw(st.integers(1, 9)))
         if source is not None:
             params = msgspec.structs.replace(made.params, regex=source)
-            made = msgspec.structs.replace(made, params=params)
+            made = msgspec.structs.replace(made, params=params, logprobs=draw(st.booleans()))
             grammars.setdefault(source, draw(st.integers(0, 30)))
         requests.append(made)
         schedule[draw(st.integers(0, 11))].append(made)
@@ -236,5 +258,8 @@ def test_random_loads_keep_the_page_equation_and_their_grammars(load, extra, bud
         made = driver.ids(request.key)
         whole = len(sets) <= request.params.max_new_tokens
         assert len(made) == min(len(sets), request.params.max_new_tokens)
+        if request.logprobs:
+            found = [lp for output in driver.outputs[request.key] for lp in output.logprobs]
+            assert found == pytest.approx(logprobs_of(request, made), abs=1e-5)
         assert all(token in allowed for token, allowed in zip(made, sets, strict=False))
         assert driver.finish(request.key) == ("stop" if whole else "length")
