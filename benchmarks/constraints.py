@@ -3,15 +3,19 @@
     python benchmarks/constraints.py --schemas ../shared/data/schemas/sample.jsonl
 
 Each figure stands beside the one that it is to be compared with, measured in turn in this run.
+`--only coverage` (or any other part) runs one part; it is printed as docs/constraints.md has it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import shutil
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +24,9 @@ from boughs import Engine
 from boughs.lang.errors import GrammarError
 from boughs.runtime.constraints.compiler import GrammarCompiler
 from boughs.runtime.constraints.masks import Masks
+from boughs.runtime.models.store import resolve
+
+BATCH = 32
 
 WORDS = json.dumps({"type": "array", "items": {"type": "string", "minLength": 200}, "minItems": 1})
 """Free text within JSON, where nothing is forced: as many tokens as are asked for."""
@@ -40,13 +47,58 @@ RECORD = {
 RECORD["required"] = list(RECORD["properties"])
 
 
-def compiling(folder, vocab, eos, schemas):
+def make_tiny(folder, like):
+    """Write a tiny model with random weights, and the tokenizer of another."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = json.loads((like / "config.json").read_text())
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config["vocab_size"],
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2048,
+            bos_token_id=config["bos_token_id"],
+            eos_token_id=config["eos_token_id"],
+        )
+    ).save_pretrained(folder)
+    for path in like.glob("tokenizer*"):
+        shutil.copy(path, folder)
+    return folder
+
+
+def coverage(compiler, lines):
+    """Which schemas compile, by the source that they are from, and what is refused."""
+    rows, refused = defaultdict(lambda: [0, 0, 0, 0]), []
+    for line in lines:
+        row = rows[re.split(r"---|_\d", line["id"])[0]]
+        row[0] += 1
+        try:
+            grammar = compiler.ask("json_schema", json.dumps(line["schema"])).result()
+        except GrammarError as error:
+            refused.append((line["id"], str(error).removeprefix("json_schema: ")))
+            row[3] += 1
+        else:
+            row[2 if grammar.weaker else 1] += 1
+    print("| source | schemas | whole | with a check | refused |\n|---|---|---|---|---|")
+    for source, row in (*sorted(rows.items()), ("all", map(sum, zip(*rows.values(), strict=True)))):
+        print(f"| {source} | {' | '.join(map(str, row))} |")
+    for name, why in refused:
+        print(f"- {name}: {why}")
+
+
+def compiling(about, lines):
     """Milliseconds from asking to having it: new, from the disk, and from memory."""
-    sources = [json.dumps(json.loads(line)["schema"]) for line in schemas.read_text().splitlines()]
+    sources = [json.dumps(line["schema"]) for line in lines]
     with tempfile.TemporaryDirectory() as cache:
         for name in ("new", "on disk", "in memory"):
             if name != "in memory":
-                compiler = GrammarCompiler(folder, vocab, eos, cache=Path(cache))
+                compiler = GrammarCompiler(*about, cache=Path(cache))
                 compiler.ask("regex", "warm").exception()
             taken, refused = [], 0
             for source in sources:
@@ -61,14 +113,12 @@ def compiling(folder, vocab, eos, schemas):
         compiler.close()
 
 
-def masks(folder, vocab, eos, rounds=200):
-    """Seconds of 32 masks, ours and bare, each on matchers of its own; medians."""
-    compiler = GrammarCompiler(folder, vocab, eos)
-    plain = [compiler.matcher("json_schema", WORDS) for _ in range(32)]
-    matchers = [compiler.matcher("json_schema", WORDS) for _ in range(32)]
+def masks(compiler, vocab, sources, rounds=200):
+    """Seconds of a batch of masks, ours and bare, on matchers of their own that draw alike."""
+    plain, matchers = ([compiler.matcher("json_schema", s) for s in sources] for _ in range(2))
     ours, words = Masks(vocab, 2), -(-vocab // 32)
-    bits = np.zeros((32, words), dtype=np.uint32)
-    taken = {"bare": [], "ours": []}
+    bits = np.zeros((len(sources), words), dtype=np.uint32)
+    taken, draw = {"bare": [], "ours": []}, np.random.default_rng(0)
     for _ in range(rounds):
         began = time.perf_counter()
         for at, matcher in enumerate(plain):
@@ -78,32 +128,40 @@ def masks(folder, vocab, eos, rounds=200):
         ours.begin(matchers)
         made = ours.take()
         taken["ours"].append(time.perf_counter() - began)
-        token = int(np.unpackbits(made[0].view(np.uint8), bitorder="little").argmax())
-        for matcher in (*plain, *matchers):
-            matcher.accept(token)
-    bare, own = (statistics.median(taken[name]) * 1e6 for name in ("bare", "ours"))
-    print(f"32 masks: bare {bare:.0f} us, ours {own:.0f} us, ratio {own / bare:.2f}")
-    compiler.close()
+        for at in range(len(sources)):
+            allowed = np.flatnonzero(np.unpackbits(made[at].view(np.uint8), bitorder="little"))
+            token = int(draw.choice(allowed))
+            for some in (plain, matchers):
+                some[at].accept(token)
+                if some[at].complete:
+                    some[at] = compiler.matcher("json_schema", sources[at])
     ours.close()
-    return bare * 1e-6
+    bare, own = (statistics.median(taken[name]) * 1e6 for name in ("bare", "ours"))
+    return bare, own
 
 
-def steps(engine, bare, tokens, rounds):
-    """Seconds of a step with 32 requests, constrained and not, in turn."""
-    prompts = [f"Story {at}: once upon a time" for at in range(32)]
+def steps(model, tokens, rounds, bare):
+    """Seconds of a step with a batch of requests, constrained and not, in turn."""
+    prompts = [f"Story {at}: once upon a time" for at in range(BATCH)]
     free = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    taken = {"free": [], "bound": []}
-    for at in range(rounds + 1):
-        for name, params in (("free", free), ("bound", {**free, "json_schema": WORDS})):
-            began = time.perf_counter()
-            answers = engine.generate(prompts, params)
-            count = max(len(answer["output_ids"]) for answer in answers)
+    pairs = []
+    with Engine(model_path=str(model), kv_memory="256M") as engine:
+        for at in range(rounds + 1):
+            pair = []
+            for params in (free, {**free, "json_schema": WORDS}):
+                began = time.perf_counter()
+                answers = engine.generate(prompts, params)
+                count = max(len(answer["output_ids"]) for answer in answers)
+                pair.append((time.perf_counter() - began) / count)
             if at:  # the first round compiles and fills caches
-                taken[name].append((time.perf_counter() - began) / count)
-    loose, bound = (min(taken[name]) for name in ("free", "bound"))
+                pairs.append(pair)
+    loose, bound = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
+    ratio = statistics.median(bound / loose for loose, bound in pairs)
+    extra = statistics.median(bound - loose for loose, bound in pairs)
     print(
-        f"step of 32: free {loose * 1e3:.2f} ms, constrained {bound * 1e3:.2f} ms, "
-        f"ratio {bound / loose:.3f}, difference {(bound - loose) / bare:.2f} times bare masks"
+        f"step of {BATCH}: free {loose * 1e3:.2f} ms, constrained {bound * 1e3:.2f} ms, "
+        f"ratio {ratio:.3f}, difference {extra * 1e6:.0f} us, "
+        f"{extra * 1e6 / bare:.2f} times its bare masks"
     )
 
 
@@ -113,42 +171,70 @@ def jumping(model, rounds):
     prompts = [f"Customer {at}:" for at in range(8)]
     settings = {"jumping": False, "walking": True}
     engines = {
-        name: Engine(model_path=model, kv_memory="256M", disable_jump_forward=off)
+        name: Engine(model_path=str(model), kv_memory="256M", disable_jump_forward=off)
         for name, off in settings.items()
     }
-    best = dict.fromkeys(engines, float("inf"))
-    for at in range(rounds + 1):
-        for name, engine in engines.items():
-            began = time.perf_counter()
-            answers = engine.generate(prompts, params)
-            if at:
-                best[name] = min(best[name], time.perf_counter() - began)
-            forced = sum(a["meta_info"].get("forced_tokens", 0) for a in answers)
-            total = sum(a["meta_info"]["completion_tokens"] for a in answers)
-            print(f"  {name}: {forced} of {total} tokens forced")
+    for logprobs in (False, True):
+        best = dict.fromkeys(engines, float("inf"))
+        for at in range(rounds + 1):
+            for name, engine in engines.items():
+                began = time.perf_counter()
+                answers = engine.generate(prompts, params, return_logprob=logprobs)
+                if at:
+                    best[name] = min(best[name], time.perf_counter() - began)
+                if name == "jumping":
+                    forced = sum(a["meta_info"]["forced_tokens"] for a in answers)
+                    total = sum(a["meta_info"]["completion_tokens"] for a in answers)
+        saved = best["walking"] - best["jumping"]
+        print(
+            f"long keys{', with logprobs' if logprobs else ''}: {forced} of {total} tokens forced, "
+            f"walking {best['walking']:.2f} s, jumping {best['jumping']:.2f} s, saved "
+            f"{saved:.2f} s, throughput {best['walking'] / best['jumping']:.2f} times"
+        )
     for engine in engines.values():
         engine.shutdown()
-    print(
-        f"long keys: walking {best['walking']:.2f} s, jumping {best['jumping']:.2f} s, "
-        f"throughput {best['walking'] / best['jumping']:.2f} times"
-    )
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--schemas", type=Path, help="lines of {schema: ...}")
+    parser.add_argument("--schemas", type=Path, help="lines of {id: ..., schema: ...}")
     parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parts = ("coverage", "compile", "masks", "steps", "tiny", "jump")
+    parser.add_argument("--only", choices=parts, action="append", help="run this part alone")
     args = parser.parse_args()
-    with Engine(model_path=args.model, kv_memory="256M") as engine:
-        info = engine.get_server_info()
-        about = Path(info["model_path"]), info["vocab_size"], tuple(info["eos_token_ids"])
-        if args.schemas:
-            compiling(*about, args.schemas)
-        bare = masks(*about)
-        steps(engine, bare, args.tokens, args.rounds)
-    jumping(args.model, args.rounds)
+    only = args.only or parts
+    folder = resolve(args.model)
+    config = json.loads((folder / "config.json").read_text())
+    eos = config["eos_token_id"]
+    about = folder, config["vocab_size"], (eos,) if isinstance(eos, int) else tuple(eos)
+    lines = (
+        [json.loads(line) for line in args.schemas.read_text().splitlines()] if args.schemas else []
+    )
+    compiler = GrammarCompiler(*about)
+    if lines and "coverage" in only:
+        coverage(compiler, lines)
+    if lines and "compile" in only:
+        compiling(about, lines)
+    if lines and "masks" in only:
+        compiled = [json.dumps(line["schema"]) for line in lines]
+        some = [s for s in compiled if compiler.ask("json_schema", s).exception() is None][::5]
+        bare, own = masks(compiler, about[1], some[:BATCH])
+        print(
+            f"{BATCH} masks of real schemas: bare {bare:.0f} us, {bare / BATCH:.1f} a token; "
+            f"ours {own:.0f} us, {own / BATCH:.1f} a token; ratio {own / bare:.2f}"
+        )
+    bare = masks(compiler, about[1], [WORDS] * BATCH)[0]
+    compiler.close()
+    if "steps" in only:
+        steps(folder, args.tokens, args.rounds, bare)
+    if "tiny" in only:
+        with tempfile.TemporaryDirectory() as place:
+            print("on a tiny model: ", end="")
+            steps(make_tiny(Path(place), folder), 100, args.rounds * 2, bare)
+    if "jump" in only:
+        jumping(folder, args.rounds)
 
 
 if __name__ == "__main__":

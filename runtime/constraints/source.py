@@ -85,6 +85,7 @@ def explain(kind: str, source: str, message: str) -> str:
     printed, caret, what = found[1], len(found[2]), found[3]
     if kind != "regex":
         return f"{what} at position {caret} of the regex {_short(printed)}"
+    source = rusts(source)
     at = _position(source, printed, caret)
     return f"{what} at position {at}: {_short(source[:at])} ^ {_short(source[at:])}"
 
@@ -170,8 +171,22 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def _regex(source: str) -> str:
+    return str(LLMatcher.grammar_from_regex(rusts(source)))
+
+
+def rusts(pattern: str) -> str:
+    """A pattern with what Python writes otherwise, as Rust's `regex` has it."""
+    return _PYTHONS.sub(lambda found: _OURS.get(found[0]) or found[0].replace("{,", "{0,"), pattern)
+
+
+_OURS = {r"\Z": r"\z"}
+_PYTHONS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|(?<!^)\{,\d+\}", re.DOTALL)
+"""An escape, a class, or a repeat without a least number, of which the last is to be changed."""
+
+
 _GRAMMARS: dict[str, Callable[[str], str]] = {
-    "regex": LLMatcher.grammar_from_regex,
+    "regex": _regex,
     "choices": _choices,
     "ebnf": _ebnf,
     "lark": _lark,

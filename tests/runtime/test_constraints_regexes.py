@@ -12,16 +12,23 @@ from boughs.runtime.constraints.source import translate
 VOCAB, EOS = 384, 2
 
 atoms = st.sampled_from(
-    ["a", "b", "é", "/", '"', r"\n", "\n", ".", "[ab]", "[^a]", r"\d", r"\w", r"\.", "[é-ü]", r"\s"]
+    [
+        *("a", "b", "é", "/", '"', r"\n", "\n", ".", "[ab]", "[^a]", r"\d", r"\w", r"\.", "[é-ü]"),
+        *(r"\s", r"\S", r"\D", r"\W", r"\p{L}", r"\p{Lu}", r"\P{Ll}", "(?i:a)", r"[\w-]", "[]a]"),
+        *("(?s:.)", r"\/", r"\x61", r"\u00e9", "[^\\W\\d]", "[{,2}]", r"\{,2\}"),
+    ]
 )
 patterns = st.recursive(
     atoms,
     lambda inner: st.one_of(
         st.tuples(inner, inner).map("".join),
         st.tuples(inner, inner).map("({0[0]}|{0[1]})".format),
-        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{0,2}", "*?"])).map(
-            "(?:{0[0]}){0[1]}".format
-        ),
+        st.tuples(
+            inner,
+            st.sampled_from(
+                ["*", "+", "?", "{2}", "{1,3}", "{0,2}", "{,2}", "{1,}", "{3,40}", "*?", "+?"]
+            ),
+        ).map("(?:{0[0]}){0[1]}".format),
     ),
     max_leaves=6,
 )
@@ -46,18 +53,39 @@ def test_what_the_compiler_panics_on_is_refused_with_a_mend(tokenizer):
         build(tokenizer, translate("regex", r"(\w|(é|\w))").grammar)
 
 
-@given(patterns, st.lists(st.text('ab1é/."\n ', max_size=6), min_size=1, max_size=5))
-@settings(max_examples=300, deadline=None)
+@given(patterns, st.lists(st.text('ab1Aé/."\n {', max_size=6), min_size=1, max_size=5))
+@settings(max_examples=2000, deadline=None)
 def test_a_text_is_accepted_where_it_matches_wholly(tokenizer, pattern, texts):
+    fresh = matcher_of(tokenizer, pattern).raw
     for text in texts:
-        matcher = matcher_of(tokenizer, pattern)
-        ids = tokenizer.tokenize_str(text)
-        taken = matcher.raw.try_consume_tokens(ids) == len(ids) and matcher.accepting
+        raw, ids = fresh.deep_copy(), tokenizer.tokenize_str(text)
+        taken = raw.try_consume_tokens(ids) == len(ids) and raw.is_accepting()
         assert taken == (regex.fullmatch(pattern, text) is not None)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "fits", "wrong"),
+    [
+        (r"^(yes|no)$", ["yes"], ["yes\n", "y"]),
+        (r"\Aab\Z", ["ab"], ["abc"]),
+        (r"(^a$|^b$)", ["a", "b"], ["ab"]),
+        (r"a{,3}", ["", "aaa"], ["aaaa", "a{,3}"]),
+        (r"[{,3}]\{,3\}", ["{{,3}"], ["{"]),
+        (r"[a-z&&[^b]]", ["a"], ["b", "&"]),
+        (r"\S+@\S+\.(com|org)", ["é@x.org"], ["a@b"]),
+        (r"[[:alpha:]]+", ["aB"], ["1"]),
+    ],
+)
+def test_what_users_write(tokenizer, pattern, fits, wrong):
+    fresh = matcher_of(tokenizer, pattern).raw
+    for text in (*fits, *wrong):
+        raw, ids = fresh.deep_copy(), tokenizer.tokenize_str(text)
+        taken = raw.try_consume_tokens(ids) == len(ids) and raw.is_accepting()
+        assert taken == (text in fits), text
+
+
 @given(patterns, st.integers(0, 2**32 - 1))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_what_is_drawn_matches_wholly(tokenizer, pattern, seed):
     matcher, tokens = matcher_of(tokenizer, pattern), []
     draw = np.random.default_rng(seed)
