@@ -28,8 +28,34 @@ HOSTILE = [
         "too many parts|items; max is|seconds",
     ),
     ("regex", "\udc80", "surrogate"),
+    ("choices", ["a", "\udc80"], "surrogate"),
+    ("choices", [f"{i:x>9}" for i in range(30_000)], "bytes; at most"),
+    ("lark", "start: " + "(" * 5000 + '"a"' + ")" * 5000, "too deeply"),
+    ("lark", 'start: "a"* | %json {"$ref": "http://127.0.0.1:9/x"}', "http://127.0.0.1:9/x"),
+    ("ebnf", "root ::= root root", "no output|too many|seconds"),
+    (
+        "structural_tag",
+        '{"format":' + '{"type":"plus","content":' * 900 + '{"type":"any_text"' + "}" * 902,
+        "too deeply|free text",
+    ),
+    (
+        "structural_tag",
+        json.dumps(
+            {
+                "structures": [{"begin": f"<{i}>", "end": "", "schema": {}} for i in range(5000)],
+                "triggers": ["<"],
+            }
+        ),
+        "too many|items; max is|seconds|memory|fault of its own",
+    ),
 ]
-FINE = [("regex", "(a+)+b"), ("regex", "(a|a)*"), ("regex", ".{0,100000}")]
+TREE = {"properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
+FINE = [
+    *(("regex", "(a+)+b"), ("regex", "(a|a)*"), ("regex", ".{0,100000}"), ("regex", "((a*)*)*")),
+    ("json_schema", json.dumps({**TREE, "type": "object", "additionalProperties": False})),
+    ("json_schema", json.dumps({"enum": [f"{i:x>9}" for i in range(9_000)]})),
+    ("choices", [f"{i:x>9}" for i in range(9_000)]),
+]
 
 
 @pytest.fixture(scope="module")
