@@ -36,6 +36,7 @@ RUNTIME_MAY_USE = {
         "beams",
     ),
     *("home", "loop", "meta", "executor", "ir"),
+    "constraints",
 }
 """Of `lang`. The commands in `runtime/cli` are users of the language and may use all of it."""
 

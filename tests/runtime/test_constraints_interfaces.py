@@ -1,11 +1,13 @@
 """Every constraint through every interface, on a tiny random model."""
 
 import dataclasses
+import http.client
 import importlib.util
 import json
 import re
 from pathlib import Path
 from typing import Literal, NotRequired
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -227,3 +229,38 @@ def test_a_response_format_and_a_constraint_are_refused(client, other, kind):
             response_format=given,
             extra_body=other,
         )
+
+
+def test_forks_share_a_grammar_and_go_their_own_ways(site):
+    @boughs.function
+    def program(s):
+        s += PROMPT
+        branches = s.fork(6)
+        for seed, branch in enumerate(branches):
+            branch += boughs.gen("x", max_tokens=9, temperature=40.0, seed=seed, regex="[ab]{6}")
+        s["all"] = [branch["x"] for branch in branches]
+
+    texts = program.run(backend=boughs.RuntimeEndpoint(site.url))["all"]
+    assert len(set(texts)) > 1
+    assert all(re.fullmatch("[ab]{6}", text) for text in texts)
+
+
+def test_one_of_a_batch_may_be_bound_while_others_are_free(site):
+    """A constraint touches nobody else, whatever it is."""
+    free = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
+    alone = site.post("/generate", {"text": PROMPT, "sampling_params": free})
+    bound = [{**free, **fields} for fields, _ in CASES]
+    params = [part for one in bound for part in (one, free)]
+    body = {"text": [PROMPT] * len(params), "sampling_params": params}
+    answers = site.post("/generate", body)
+    assert [a["output_ids"] for a in answers[1::2]] == [alone["output_ids"]] * len(bound)
+
+
+def test_bytes_that_are_no_text_are_refused(site):
+    raw = b'{"text": "a", "sampling_params": {"regex": "\xff\xfe"}}'
+    link = http.client.HTTPConnection(urlsplit(site.url).netloc)
+    link.request("POST", "/generate", raw, {"Content-Type": "application/json"})
+    answer = link.getresponse()
+    assert answer.status == 400
+    assert json.loads(answer.read())["error"]["message"]
+    link.close()
