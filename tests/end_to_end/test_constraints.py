@@ -260,10 +260,15 @@ def test_forced_tokens_of_many_carry_logprobs_in_chunks_and_after_retractions(ti
                 assert ours == pytest.approx(theirs, abs=1e-3)
 
 
+def flat_logprobs(entries):
+    return [logprob for logprob, _ in flat(entries)]
+
+
 @pytest.mark.kills_core
 def test_what_is_constrained_and_what_waits_for_its_grammar_outlives_the_core(tiny_model):
     with boughs.Engine(model_path=tiny_model, kv_memory="16M", grammar_timeout=60.0) as engine:
-        params = {"regex": "[ab]{900}", "max_new_tokens": 900, "temperature": 0}
+        # Most of it is forced, and with logprobs told a step after it was taken.
+        params = {"regex": "([ab] and so forth; ){60}", "max_new_tokens": 900, "temperature": 0}
         alone = engine.generate("Once", params)["text"]
         errors = []
 
@@ -275,11 +280,17 @@ def test_what_is_constrained_and_what_waits_for_its_grammar_outlives_the_core(ti
 
         waiting, text = threading.Thread(target=wait), ""
         waiting.start()
-        for chunk in engine.generate("Once", params, stream=True):
+        for chunk in engine.generate("Once", params, stream=True, return_logprob=True):
             if not text:
                 os.kill(engine.endpoint._core._link.pid, signal.SIGKILL)
             text = chunk["text"]
         waiting.join(60)
         assert text == alone
+        info = chunk["meta_info"]
+        assert info["forced_tokens"] > 60
+        expected = scored(engine, "Once", chunk["output_ids"])["token_logprobs"]
+        assert flat_logprobs(info["output_token_logprobs"]) == pytest.approx(
+            flat_logprobs(expected), abs=1e-3
+        )
         assert errors == ["regex: lexer error: too many expressions constructed"]
         assert engine.stats()["restarts"] == 1
