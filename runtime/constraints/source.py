@@ -176,13 +176,29 @@ def _regex(source: str) -> str:
 
 
 def rusts(pattern: str) -> str:
-    """A pattern with what Python writes otherwise, as Rust's `regex` has it."""
-    return _PYTHONS.sub(lambda found: _OURS.get(found[0]) or found[0].replace("{,", "{0,"), pattern)
+    """A pattern with what Python writes otherwise, as Rust's `regex` has it.
+
+    Raises:
+        GrammarError: It has a possessive quantifier, which Rust would read as two of another kind.
+    """
+    return _PYTHONS.sub(_rust, pattern)
 
 
-_OURS = {r"\Z": r"\z"}
-_PYTHONS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|(?<!^)\{,\d+\}", re.DOTALL)
-"""An escape, a class, or a repeat without a least number, of which the last is to be changed."""
+def _rust(found: re.Match[str]) -> str:
+    text = found[0]
+    if text[0] not in "\\[" and text.endswith("+"):
+        raise GrammarError(
+            f"regex: possessive quantifiers are not supported at position {found.end() - 1}: "
+            f"{_short(found.string[: found.end() - 1])} ^ {_short(found.string[found.end() - 1 :])}"
+        )
+    return r"\z" if text == r"\Z" else re.sub(r"^\{,", "{0,", text)
+
+
+_PYTHONS = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|(?<!^)\{,\d+\}\+?|(?<!^)(?:[*+?]|\{\d+(?:,\d*)?\})\+",
+    re.DOTALL,
+)
+"""An escape, a class, a repeat without a least number, and a possessive quantifier."""
 
 
 _GRAMMARS: dict[str, Callable[[str], str]] = {

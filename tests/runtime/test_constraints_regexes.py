@@ -95,3 +95,13 @@ def test_what_is_drawn_matches_wholly(tokenizer, pattern, seed):
     if matcher.complete:
         text = tokenizer.decode_bytes([token for token in tokens if token != EOS]).decode()
         assert regex.fullmatch(pattern, text)
+
+
+@pytest.mark.parametrize("pattern", ["a++a", "a*+", "(ab)?+", "a{2}+", "a{,2}+", "a{1,}+b"])
+def test_possessive_quantifiers_are_refused_with_their_place(pattern):
+    """Rust reads `a++` as `(a+)+`, which allows more."""
+    at = pattern.index("+", pattern.index("{") if "{" in pattern else pattern.index("+"))
+    at += pattern[at : at + 2] == "++"
+    with pytest.raises(GrammarError, match=f"^regex: possessive quantifiers .* position {at}:"):
+        translate("regex", pattern)
+    assert translate("regex", r"a\++[++]+[*]+\*+").grammar
