@@ -40,13 +40,17 @@ class Masks:
     def begin(self, matchers: Sequence[Matcher]) -> None:
         """Begin a step. Until `take`, nothing may touch the matchers."""
         self._matchers = matchers
-        self._bits = np.zeros((len(matchers), self._words), dtype=np.uint32)
+        if len(matchers) != len(self._bits):
+            self._bits = np.zeros((len(matchers), self._words), dtype=np.uint32)
         if self._each * len(matchers) > INLINE:
             parts = range(min(self._threads, len(matchers)))
             self._going = [self._pool.submit(self._fill, part, len(parts)) for part in parts]
 
     def take(self) -> NDArray[np.uint32]:
-        """The masks, uint32 [matchers, words], in their order."""
+        """The masks, uint32 [matchers, words], in their order; until the next step begins.
+
+        That of a matcher in an error is of any bits.
+        """
         if not self._matchers:
             return self._bits
         if self._going:

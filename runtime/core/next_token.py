@@ -72,8 +72,8 @@ class NextTokens:
                     self._scheduler.abort(request)
                     return failure(request.key, error)
             output.incomplete = output.finish == "length" and not request.matcher.accepting
-            whole = request.matcher.complete or request.matcher.accepting
-            output.weaker = output.finish == "stop" and request.matcher.weaker and whole
+            if output.finish == "stop" and request.matcher.weaker:
+                output.weaker = request.matcher.complete or request.matcher.accepting
         if output.finish is not None:
             if output.finish == "stop" and token in request.row.ends:
                 output.matched = token

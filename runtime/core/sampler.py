@@ -100,7 +100,7 @@ def most_likely(
     if not rows and not masked:
         return made
     if masked:
-        bits = np.stack([mask for at in masked if (mask := masks[at]) is not None])
+        bits = [mask for at in masked if (mask := masks[at]) is not None]
         for at, token in zip(masked, _best_under(logits, masked, bits), strict=True):
             made[at] = None if token < 0 else token  # else `sample` says what is wrong
     if not rows:
@@ -122,23 +122,29 @@ def _best(logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return best.indices.numpy(force=True), best.values.numpy(force=True)
 
 
-def _best_under(logits: Tensor, rows: list[int], bits: Bits) -> list[int]:
+def _best_under(logits: Tensor, rows: list[int], masks: list[Bits]) -> list[int]:
     """The best allowed token of some rows of [rows, vocab]; -1 where there is none."""
-    if logits.device.type == "cpu":
-        table = np.ascontiguousarray(logits.numpy(force=True))
-        # The best of all, which is found at once, is mostly allowed.
-        tokens, best = _best(logits if len(rows) == len(logits) else logits[rows])
-        allowing = bits[np.arange(len(rows)), tokens // 32] >> (tokens % 32).astype(np.uint32) & 1
-        left = np.flatnonzero((allowing == 0) | ~np.isfinite(best))
-        if len(left):
-            found = np.empty(len(left), dtype=np.int64)
-            best_allowed()(table, np.array(rows)[left], bits[left], found)
-            tokens[left] = found
-    else:
-        allowed = expand(bits, logits.shape[-1], logits.device)
+    if logits.device.type != "cpu":
+        allowed = expand(np.stack(masks), logits.shape[-1], logits.device)
         tokens, best = _best(logits[rows].masked_fill(~allowed, -torch.inf))
-        tokens = np.where(np.isfinite(best), tokens, -1)
-    made: list[int] = tokens.tolist()
+        made: list[int] = np.where(np.isfinite(best), tokens, -1).tolist()
+        return made
+    # The best of all, which is found at once, is mostly allowed.
+    tokens, best = _best(logits if len(rows) == len(logits) else logits[rows])
+    made = tokens.tolist()
+    fine = np.isfinite(best).tolist()
+    left = [
+        at
+        for at, (token, mask) in enumerate(zip(made, masks, strict=True))
+        if not (fine[at] and int(mask[token >> 5]) >> (token & 31) & 1)
+    ]
+    if left:
+        table = np.ascontiguousarray(logits.numpy(force=True))
+        found = np.empty(len(left), dtype=np.int64)
+        bits = np.stack([masks[at] for at in left])
+        best_allowed()(table, np.array([rows[at] for at in left]), bits, found)
+        for at, token in zip(left, found.tolist(), strict=True):
+            made[at] = token
     return made
 
 
