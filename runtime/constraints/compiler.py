@@ -101,9 +101,7 @@ class GrammarCompiler:
             if self._tokenizer is None:
                 self._tokenizer = self._threads.submit(self._load)
 
-    def ask(
-        self, kind: str, source: str, form: JsonForm = PLAIN, prefix: str = ""
-    ) -> Compiled:
+    def ask(self, kind: str, source: str, form: JsonForm = PLAIN, prefix: str = "") -> Compiled:
         """The grammar of a `Constraint`; returns at once.
 
         Its `result()` raises `GrammarError` where the source cannot be compiled, and says why.

@@ -54,7 +54,10 @@ def gather(step: Step, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) ->
 def tell(request: Request) -> list[Output]:
     """What was held, if anything: the rows up to the request's last token have been computed."""
     output, request.untold = request.untold, None
-    return [] if output is None else [output]
+    if output is None:
+        return []
+    output.forward_steps = request.steps
+    return [output]
 
 
 def _append(output: Output, request: Request, logprobs: Tensor) -> None:
