@@ -390,6 +390,11 @@ def test_timeout(engine):
 
 ELSEWHERE = {
     "strict": "end_to_end/test_constraints.py",
+    **dict.fromkeys(
+        ("json_object", "lark", "choices", "structural_tag"),
+        "runtime/test_constraints_interfaces.py",
+    ),
+    **dict.fromkeys(("json_whitespace", "json_separators"), "runtime/test_constraints_forms.py"),
     "priority": "runtime/test_core_loop.py",  # it shows only in steps that a test can count
     **dict.fromkeys(
         ("best_of", "beam_width", "length_penalty", "early_stopping"), "runtime/test_core_beam.py"
