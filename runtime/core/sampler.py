@@ -123,21 +123,23 @@ def _best(logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _best_under(logits: Tensor, rows: list[int], masks: list[Bits]) -> list[int]:
-    """The best allowed token of some rows of [rows, vocab]; -1 where there is none."""
+    """The best allowed token of some rows of [rows, vocab]; -1 where it is for `sample` to find."""
     if logits.device.type != "cpu":
         allowed = expand(np.stack(masks), logits.shape[-1], logits.device)
         tokens, best = _best(logits[rows].masked_fill(~allowed, -torch.inf))
         made: list[int] = np.where(np.isfinite(best), tokens, -1).tolist()
         return made
-    # The best of all, which is found at once, is mostly allowed.
+    # The best of all, which is found at once, is mostly allowed; and is a number if all are.
     tokens, best = _best(logits if len(rows) == len(logits) else logits[rows])
-    made = tokens.tolist()
-    fine = np.isfinite(best).tolist()
-    left = [
-        at
-        for at, (token, mask) in enumerate(zip(made, masks, strict=True))
-        if not (fine[at] and int(mask[token >> 5]) >> (token & 31) & 1)
-    ]
+    made = [-1] * len(rows)
+    left = []
+    for at, token in enumerate(tokens.tolist()):
+        if not np.isfinite(best[at]):
+            continue
+        if int(masks[at][token >> 5]) >> (token & 31) & 1:
+            made[at] = token
+        else:
+            left.append(at)
     if left:
         table = np.ascontiguousarray(logits.numpy(force=True))
         found = np.empty(len(left), dtype=np.int64)
