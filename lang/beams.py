@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from boughs.lang.constraints import CONSTRAINTS
 from boughs.lang.errors import InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ HONOURED = frozenset(
     (
         *("beam_width", "length_penalty", "early_stopping", "n"),
         *("max_new_tokens", "min_new_tokens", "stop_token_ids", "ignore_eos"),
-        *("stop", "stop_regex", "regex", "json_schema", "ebnf", "strict"),
+        *("stop", "stop_regex", *CONSTRAINTS, "strict", "json_whitespace", "json_separators"),
         *("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias"),
         *("allowed_token_ids", "bad_words"),
         *("no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens"),

@@ -201,6 +201,29 @@ def test_given_logprobs_stand_beside_each_token(engine, model):
         assert torch.tensor(got) == pytest.approx(own[:, given], abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("given", "pattern"),
+    [
+        ({"choices": ["yes", "no", "maybe"]}, "yes|no|maybe"),
+        ({"lark": 'start: "a" ("b" | "c")'}, "a[bc]"),
+        ({"json_object": True, "json_separators": [",", ":"]}, r"\{.*"),
+        (
+            {
+                "structural_tag": {
+                    "type": "structural_tag",
+                    "format": {"type": "regex", "pattern": "[xy]z"},
+                }
+            },
+            "[xy]z",
+        ),
+    ],
+)
+def test_every_constraint_holds_every_beam(engine, given, pattern):
+    answers = search(engine, 3, 12, **given)
+    assert len({answer["text"] for answer in answers}) > 1
+    assert all(re.fullmatch(pattern, answer["text"], re.DOTALL) for answer in answers)
+
+
 def test_a_schema_that_no_grammar_holds_is_checked_for_each_beam(engine):
     schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}
     answers = search(engine, 4, 20, json_schema=json.dumps({**schema, "uniqueItems": True}))
