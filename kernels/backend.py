@@ -206,11 +206,19 @@ def check_query(
     batch: AttentionBatch | None, q: Tensor, kv: KVCache, config: AttentionConfig
 ) -> AttentionBatch:
     """The planned batch, if queries and cache fit it."""
-    if batch is None:
-        raise ValueError("run before plan")
+    batch = check_cache(batch, kv, config)
     rows = (batch.num_rows, config.num_heads, config.head_dim)
     if tuple(q.shape) != rows:
         raise ValueError(f"queries of shape {tuple(q.shape)}, planned {rows}")
+    return batch
+
+
+def check_cache(
+    batch: AttentionBatch | None, kv: KVCache, config: AttentionConfig
+) -> AttentionBatch:
+    """The planned batch, if the cache fits it."""
+    if batch is None:
+        raise ValueError("run before plan")
     pages = (config.page_size, config.num_kv_heads, config.head_dim)
     if (kv.page_size, kv.num_kv_heads, kv.head_dim) != pages:
         raise ValueError(

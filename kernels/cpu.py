@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .backend import AttentionConfig, check_batch, check_query
+from .attend import Record
+from .backend import AttentionConfig, check_batch, check_cache, check_query
 from .batch import AttentionBatch
 from .emit import LOG2_E
 from .kv_cache import KVCache
@@ -118,11 +119,27 @@ class CpuBackend:
         made[step.rows] = out
         return torch.from_numpy(made)
 
+    def records(self, kv: KVCache) -> dict[int, Record]:
+        """By window, what the calls of a program need to know of the planned step.
+
+        Raises:
+            ValueError: No plan, or a cache that does not fit it.
+        """
+        batch = self._fitting(check_cache(self._batch, kv, self.config), kv)
+        scale = float(self._scale), float(self._cap)
+        return {
+            window: Record(step, batch, scale, kv.num_pages) for window, step in self._steps.items()
+        }
+
     def _checked(self, q: Tensor, kv: KVCache) -> AttentionBatch:
         """The planned batch, if queries and cache fit it."""
         batch = check_query(self._batch, q, kv, self.config)
         if q.dtype != torch.float32 or kv.dtype != torch.float32:
             raise ValueError(f"the cpu backend computes in float32, got {q.dtype} over {kv.dtype}")
+        return self._fitting(batch, kv)
+
+    def _fitting(self, batch: AttentionBatch, kv: KVCache) -> AttentionBatch:
+        """The batch, after its pages are held against those of the cache."""
         if self._checked_pages != kv.num_pages:
             batch.check(kv.num_pages)
             self._checked_pages = kv.num_pages

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +20,12 @@ from numba import float32, int64, uint8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .calls import Words, bytes_at, callable_by_address, floats_at
 from .compiled import entry_point, sources
 from .cut import INLINE, TASKS
 from .panels import LAYOUTS, PANEL
 from .products import FEW_ROWS, KINDS, NARROW, WIDE, block_rows, dequantize, multiply
+from .row_calls import buffer_at
 from .weight import GROUP, Floats, Kind, Weight
 from .workers import Workers
 
@@ -53,6 +56,9 @@ class Linear:
         shape: (out, in).
         kind: The number format of the weight.
         nbytes: Of the weight.
+        workers: As given.
+        columns: Outputs, those that fill the last panels up included.
+        words: What `linear_call` needs of it: addresses, which live as long as the layer.
 
     Raises:
         ValueError: A bias that does not fit.
@@ -64,7 +70,7 @@ class Linear:
             raise ValueError(f"a bias of {bias.dtype} {list(bias.shape)} for {outputs} outputs")
         self.shape = (outputs, inputs)
         self.kind = weight.kind
-        self._workers = workers
+        self.workers = workers
         self._layout = LAYOUTS[weight.kind]
         panels = -(-outputs // (PANEL * NARROW)) * NARROW
         self._packed = self._layout.pack(weight, panels)  # [panels, groups]
@@ -74,6 +80,10 @@ class Linear:
             self._bias[:outputs] = bias.numpy()
         self._multiply = multiply_rows(weight.kind)
         self.nbytes = self._packed.nbytes
+        self.columns = len(self._bias)
+        self.words = (
+            self._bytes.ctypes.data, self._bytes.nbytes, self._bias.ctypes.data, panels
+        )  # fmt: skip
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [T, out] for rows [T, in], float32.
@@ -96,7 +106,7 @@ class Linear:
         if len(tasks) == 1:
             compute(tasks[0])
         else:
-            self._workers.run(compute, tasks)
+            self.workers.run(compute, tasks)
         return torch.from_numpy(out)[:, :outputs]
 
     def rows(self, index: Tensor) -> Tensor:
@@ -108,7 +118,7 @@ class Linear:
         """Ranges of panels, that threads take one after another."""
         panels = len(self._packed)
         cost = self._packed.size * PANEL * GROUP * (READ + COMPUTE * rows)  # nanoseconds
-        threads = self._workers.threads
+        threads = self.workers.threads
         if threads == 1 or cost < INLINE or not rows:
             return [(0, panels)]
         wholes = -(-panels // WIDE)  # a range begins with a whole block
@@ -175,6 +185,29 @@ def multiply_rows(kind: Kind) -> Callable[..., None]:
     return entry_point(
         run, float32[:, ::1], uint8[::1], float32[::1], int64, int64, float32[:, ::1]
     )
+
+
+@cache
+def linear_call(kind: Kind) -> Any:
+    """The product of a step's rows with a weight of a kind, as a call of a program.
+
+    args: offset of the rows; offset of the result; inputs; columns; address and bytes of the packed
+    weight; address of the bias; panels.
+    """
+    version, multiply_some = sources(), multiply_rows(kind)
+
+    def run(args: Words, step: Words, task: int, tasks: int) -> None:
+        version  # noqa: B018 -- see `callable_by_address`
+        panels = args[7]
+        wholes = -(-panels // WIDE)  # a range begins with a whole block
+        first = min(panels, wholes * task // tasks * WIDE)
+        end = min(panels, wholes * (task + 1) // tasks * WIDE)
+        multiply_some(
+            buffer_at(step, args[0], args[2]), bytes_at(args[4], args[5]),
+            floats_at(args[6], args[3]), first, end, buffer_at(step, args[1], args[3]),
+        )  # fmt: skip
+
+    return callable_by_address(run)
 
 
 class Stack:

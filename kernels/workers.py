@@ -57,6 +57,14 @@ class Workers:
         if errors:
             raise errors[0]
 
+    def invite(self, work: Callable[[Any], None]) -> None:
+        """Have each other thread call `work` once, with None, when it comes to it; return at once.
+
+        `work` must neither raise nor rely on being called in time.
+        """
+        for _ in range(1, self.threads):
+            self._errands.put((work, iter((None,)), SimpleQueue()))
+
 
 def _drain(
     work: Callable[[Any], None],

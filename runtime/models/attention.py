@@ -15,9 +15,11 @@ from torch.nn.functional import rms_norm
 from boughs.kernels.backend import AttentionBackend
 from boughs.kernels.kv_cache import KVCache
 from boughs.kernels.ops import Angles, Ops
+from boughs.kernels.program import Buffer, Norm, Program, Rope
 
 from .config import ModelConfig
 from .layers import Layer
+from .recorded import packed
 from .tensors import TensorFiles
 
 
@@ -73,6 +75,17 @@ class Attention:
         turned = self.ops.rotate(turned, heads, angles)
         mixed = pages.attend(self.layer, turned[:, :heads], turned[:, heads:], v)
         return self.output(mixed)
+
+    def record(self, program: Program, x: Buffer, rope: Rope, window: int) -> Buffer:
+        """The same as calls, for a layer that sees `window` positions; 0 stands for all.
+
+        Raises:
+            Unrecordable: Something has no call.
+        """
+        norm = None if self.head_norm is None else Norm(self.head_norm.numpy(), self.eps)
+        qkv = program.linear(packed(self.qkv), x, "qkv")
+        mixed = program.attention(qkv, self.heads, self.layer, window=window, rope=rope, norm=norm)
+        return program.linear(packed(self.output), mixed, "output")
 
 
 def take_attention(

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from boughs.kernels.backend import AttentionBackend
 from boughs.kernels.kv_cache import KVCache
+from boughs.kernels.program import Buffer, Program, Rope as ProgramRope
 from boughs.lang.errors import Unsupported
 
 from .attention import Attention, Pages, take_attention
 from .config import ModelConfig
 from .mlp import GatedMlp, gated
 from .norm import RmsNorm
+from .recorded import record
 from .rope import Rope, make_rope
 from .tensors import TensorFiles
 
@@ -69,6 +71,7 @@ class Gemma:
             if config.tie_word_embeddings
             else files.table(f"{root}lm_head", vocab, hidden)
         )
+        self._program = record(self._layers[0].attention.qkv, self._record)
         self._logit_cap = details.final_logit_softcapping
         files.ignore(r"(.*\.)?lm_head\.weight")  # of a tied model
         files.ignore(r"(vision_tower|multi_modal_projector)\..*")
@@ -91,12 +94,29 @@ class Gemma:
         angles = {
             kind: rope.angles(positions, x.dtype, self._ops) for kind, rope in self._ropes.items()
         }
+        if self._program is not None and self._program.takes(kv, attention):
+            return self._program.run(x, angles, slots, kv, attention)
         pages = Pages(kv, slots, attention)
         for layer in self._layers:
             mixed = layer.attention(layer.before_attention(x), angles[layer.rope], pages)
             x = x + layer.after_attention(mixed)
             x = x + layer.after_mlp(layer.mlp(layer.before_mlp(x)))
         return self._norm(x)
+
+    def _record(self, program: Program) -> tuple[Buffer, Buffer]:
+        """The layers as calls: what they read, and the last norm."""
+        x, more = program.buffer("x", self.config.hidden_size), None
+        shape = self.config.attention(page_size=1)  # a program takes pages of any size
+        for index, layer in enumerate(self._layers):
+            name = layer.rope
+            rope = ProgramRope(name, 2 * len(self._ropes[name].frequencies))
+            normed = program.norm(x, layer.before_attention.recorded(), add=more)
+            mixed = layer.attention.record(program, normed, rope, shape.window(index))
+            more = program.norm(mixed, layer.after_attention.recorded(), name="more")
+            normed = program.norm(x, layer.before_mlp.recorded(), add=more)
+            made = layer.mlp.record(program, normed)
+            more = program.norm(made, layer.after_mlp.recorded(), name="more")
+        return x, program.norm(x, self._norm.recorded(), add=more)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from boughs.kernels.backend import AttentionBackend
 from boughs.kernels.kv_cache import KVCache
+from boughs.kernels.program import Buffer, Program, Rope, Unrecordable
 
 from .attention import Attention, Pages, take_attention
 from .config import ModelConfig
 from .mlp import GatedMlp, gated
 from .moe import MIXTRAL, QWEN3, ExpertNames, SparseMlp, take_sparse_mlp
 from .norm import RmsNorm
+from .recorded import record
 from .rope import make_rope
 from .tensors import TensorFiles
 
@@ -85,6 +87,7 @@ class Llama:
         )
         files.ignore(r"lm_head\.weight")  # of a tied model
         files.ignore(r".*\.rotary_emb\.inv_freq")  # old tables
+        self._program = record(self._layers[0].attention.qkv, self._record)
         self.recordable = all(isinstance(layer.mlp, GatedMlp) for layer in self._layers)
 
     @torch.inference_mode()
@@ -99,11 +102,27 @@ class Llama:
         """Compute T tokens; see `Model.forward`."""
         x = self._embedding.rows(input_ids)  # [T, hidden]
         angles = self._rope.angles(positions, x.dtype, self._ops)
+        if self._program is not None and self._program.takes(kv, attention):
+            return self._program.run(x, {"": angles}, slots, kv, attention)
         pages = Pages(kv, slots, attention)
         for layer in self._layers:
             x = x + layer.attention(layer.input_norm(x), angles, pages)
             x = x + layer.mlp(layer.mlp_norm(x))
         return self._norm(x)
+
+    def _record(self, program: Program) -> tuple[Buffer, Buffer]:
+        """The layers as calls: what they read, and the last norm."""
+        x, more = program.buffer("x", self.config.hidden_size), None
+        shape = self.config.attention(page_size=1)  # a program takes pages of any size
+        rope = Rope("", 2 * len(self._rope.frequencies))
+        for index, layer in enumerate(self._layers):
+            if not isinstance(layer.mlp, GatedMlp):
+                raise Unrecordable("experts")
+            normed = program.norm(x, layer.input_norm.recorded(), add=more)
+            mixed = layer.attention.record(program, normed, rope, shape.window(index))
+            normed = program.norm(x, layer.mlp_norm.recorded(), add=mixed)
+            more = layer.mlp.record(program, normed)
+        return x, program.norm(x, self._norm.recorded(), add=more)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

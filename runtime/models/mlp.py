@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from boughs.kernels.ops import ACTIVATIONS, Activation, Ops
+from boughs.kernels.program import Buffer, Program
 from boughs.lang.errors import Unsupported
 
 from .layers import Layer
+from .recorded import packed
 
 
 def activation(name: str) -> Activation:
@@ -29,14 +31,31 @@ def activation(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def gated(name: str, ops: Ops) -> Activation:
+@dataclass(frozen=True)
+class Gated:
     """From [T, 2 n] to [T, n]: the activation of the first half times the second half.
+
+    Attributes:
+        name: Of the activation.
+        act: What computes it.
+    """
+
+    name: str
+    act: Activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, n] of [T, 2 n]."""
+        return self.act(x)
+
+
+def gated(name: str, ops: Ops) -> Gated:
+    """The gated activation that a config names.
 
     Raises:
         Unsupported: One that we do not have; names those we have.
     """
     activation(name)
-    return ops.gated(name)
+    return Gated(name, ops.gated(name))
 
 
 @dataclass(frozen=True)
@@ -49,10 +68,19 @@ class GatedMlp:
         down: From intermediate to hidden.
     """
 
-    act: Activation
+    act: Gated
     gate_up: Layer
     down: Layer
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] of [T, hidden]."""
         return self.down(self.act(self.gate_up(x)))
+
+    def record(self, program: Program, x: Buffer) -> Buffer:
+        """The same as calls.
+
+        Raises:
+            Unrecordable: Something has no call.
+        """
+        both = program.linear(packed(self.gate_up), x, "gate_up")
+        return program.linear(packed(self.down), program.gate(both, self.act.name), "down")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from boughs.kernels.ops import Ops
+from boughs.kernels.program import Norm
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,8 @@ class RmsNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """Of the same shape as `x`, whose last dimension the weight has."""
         return self.ops.rms_norm(x, self.weight, self.eps, plus_one=self.plus_one)
+
+    def recorded(self) -> Norm:
+        """The same for a program."""
+        weight = 1 + self.weight.float() if self.plus_one else self.weight
+        return Norm(weight.numpy(), self.eps)
