@@ -27,6 +27,9 @@ MOST_ROWS, FEW_ROWS = (8, 4) if BLOCK > 1 else (4, 0)
 WIDE, NARROW = (4, 2) if BLOCK > 1 else (1, 1)
 """Panels across in a block of few rows, and of many."""
 
+LINE = 64
+"""Bytes of a line of the cache."""
+
 KINDS = tuple(LAYOUTS)
 
 BLOCKS = sorted(
@@ -95,9 +98,16 @@ def _multiply_block(emit: Emit, args: Any, layout: Layout, height: int, width: i
         emit.at(packed, packed_start, builder.mul(packed_stride, number(j))) for j in range(width)
     ]
     sums = emit.registers([ZERO] * (height * width))
+    # Panels are short, and a CPU follows each only when it has met some of it; so those of the next
+    # block are asked for here. With many rows of wide weights that would be much beside products.
+    ahead = builder.mul(packed_stride, number(width))
+    lines = -(-layout.dtype.itemsize // LINE) if layout.parts or height <= FEW_ROWS else 0
     with cgutils.for_range(builder, groups) as group:
         start = builder.mul(group.index, number(layout.dtype.itemsize))
         places = [emit.at(panel, start) for panel in panels]
+        for place in places:
+            for line in range(lines):
+                emit.prefetch(emit.at(place, ahead, number(line * LINE)))
         parts = [layout.open(emit, place) for place in places]
         with cgutils.for_range(builder, number(GROUP // layout.step)) as loop:
             first = builder.mul(loop.index, number(layout.step))

@@ -265,11 +265,7 @@ def prefetch(typing_context: Any, array: Any, start: Any):
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit = Emit(context, builder, signature, args)
-        pointer = builder.bitcast(emit.at(emit.data(0), args[1]), cgutils.voidptr_t)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, INT32, INT32, INT32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        read, near, data = 0, 3, 1
-        builder.call(function, [pointer, *(ir.Constant(INT32, x) for x in (read, near, data))])
+        emit.prefetch(emit.at(emit.data(0), args[1]))
         return context.get_dummy_value()
 
     return signature, generate
