@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,10 @@ from torch import Tensor
 
 from .calls import Words, bytes_at, callable_by_address, floats_at
 from .compiled import entry_point, sources
-from .cut import INLINE, TASKS
 from .panels import LAYOUTS, PANEL
 from .products import FEW_ROWS, KINDS, NARROW, WIDE, block_rows, dequantize, multiply
 from .row_calls import buffer_at
+from .team import run_calls, share
 from .weight import GROUP, Floats, Kind, Weight
 from .workers import Workers
 
@@ -58,6 +57,7 @@ class Linear:
         nbytes: Of the weight.
         workers: As given.
         columns: Outputs, those that fill the last panels up included.
+        cost: Nanoseconds, about: of reading the weight, and of each row.
         words: What `linear_call` needs of it: addresses, which live as long as the layer.
 
     Raises:
@@ -78,9 +78,11 @@ class Linear:
         self._bias: Floats = np.zeros(panels * PANEL, np.float32)
         if bias is not None:
             self._bias[:outputs] = bias.numpy()
-        self._multiply = multiply_rows(weight.kind)
+        self._call = linear_call(weight.kind)
         self.nbytes = self._packed.nbytes
         self.columns = len(self._bias)
+        size = self._packed.size * PANEL * GROUP
+        self.cost = READ * size, COMPUTE * size
         self.words = (
             self._bytes.ctypes.data, self._bytes.nbytes, self._bias.ctypes.data, panels
         )  # fmt: skip
@@ -94,37 +96,23 @@ class Linear:
         outputs, inputs = self.shape
         if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != inputs:
             raise ValueError(f"rows are float32 [T, {inputs}], not {x.dtype} {list(x.shape)}")
-        rows = x.contiguous().numpy()
-        if inputs % GROUP:
-            rows = np.pad(rows, ((0, 0), (0, -inputs % GROUP)))
-        out = np.empty((len(rows), len(self._bias)), np.float32)
-
-        def compute(task: tuple[int, int]) -> None:
-            self._multiply(rows, self._bytes, self._bias, *task, out)
-
-        tasks = self._tasks(len(rows))
-        if len(tasks) == 1:
-            compute(tasks[0])
-        else:
-            self.workers.run(compute, tasks)
-        return torch.from_numpy(out)[:, :outputs]
+        rows, padded = len(x), -(-inputs // GROUP) * GROUP
+        memory = np.empty(rows * (padded + self.columns), np.float32)
+        read, out = memory[: rows * padded].reshape(rows, padded), memory[rows * padded :]
+        read[:, :inputs] = x.numpy()
+        read[:, inputs:] = 0
+        args = np.array([0, padded, padded, self.columns, *self.words])
+        calls = np.array([[self._call.address, args.ctypes.data]])
+        step = np.array([rows, memory.ctypes.data])
+        fixed, per_row = self.cost
+        tasks = share(np.array([fixed + rows * per_row]), self.workers.threads)
+        run_calls(self.workers, calls, tasks, step)
+        return torch.from_numpy(out.reshape(rows, self.columns))[:, :outputs]
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows [T, in] of the weight in float32, as an embedding reads them; index is int64 [T]."""
         weight = self._layout.unpack(self._packed, index.numpy(), self.shape[1])
         return torch.from_numpy(weight.dequantize())
-
-    def _tasks(self, rows: int) -> list[tuple[int, int]]:
-        """Ranges of panels, that threads take one after another."""
-        panels = len(self._packed)
-        cost = self._packed.size * PANEL * GROUP * (READ + COMPUTE * rows)  # nanoseconds
-        threads = self.workers.threads
-        if threads == 1 or cost < INLINE or not rows:
-            return [(0, panels)]
-        wholes = -(-panels // WIDE)  # a range begins with a whole block
-        parts = min(wholes, threads * TASKS, max(threads, int(2 * cost / INLINE)))
-        ends = [min(panels, wholes * i // parts * WIDE) for i in range(parts + 1)]
-        return list(pairwise(ends))
 
 
 @cache

@@ -18,17 +18,11 @@ from . import attend, row_calls
 from .attend import Record
 from .emit import LANES
 from .kv_cache import KVCache
-from .linear import COMPUTE, READ, Linear, linear_call
+from .linear import Linear, linear_call
 from .row_calls import GATES, KEYS, MEMORY, PLANE, ROWS, SLOTS, VALUES
-from .team import run_calls
+from .team import run_calls, share
 from .weight import GROUP, Floats
 from .workers import Workers
-
-LEAST = 6_000.0
-"""Nanoseconds of a task below which sharing a call costs more than it gives."""
-
-TASKS = 4
-"""Tasks a thread at most, so that a thread that is late does less."""
 
 SMALL = 0.5
 """Nanoseconds that small kernels take for a float, about."""
@@ -136,8 +130,8 @@ class Program:
         assert (inputs, layer.columns) == (x.width, outputs)
         self._keep.append(layer)
         args = [x.offset, out.offset, inputs, outputs, *layer.words]
-        size = inputs * outputs
-        self._call(linear_call(layer.kind), args, COMPUTE * size, READ * size)
+        fixed, per_row = layer.cost
+        self._call(linear_call(layer.kind), args, per_row, fixed)
         return out
 
     def attention(
@@ -241,9 +235,7 @@ class Program:
 
     def _tasks(self, rows: int, records: Mapping[int, Record]) -> NDArray[np.int64]:
         """How many tasks each call is cut into."""
-        most = self._workers.threads * TASKS if self._workers.threads > 1 else 1
-        cost = self._fixed + rows * self._per_row
-        tasks: NDArray[np.int64] = (cost / LEAST).astype(np.int64).clip(1, most)
+        tasks = share(self._fixed + rows * self._per_row, self._workers.threads)
         for place, window in self._attention:
             tasks[place : place + 3] = records[window].tasks
         return tasks

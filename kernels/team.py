@@ -20,6 +20,7 @@ from llvmlite.binding import get_default_triple  # type: ignore[import-untyped]
 from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from .calls import Words, call
 from .compiled import entry_point, sources
@@ -30,6 +31,20 @@ SPINS = 2000
 
 LINE = 16
 """Words between the counters of a call, so that no two share a line of the cache."""
+
+
+LEAST = 6_000.0
+"""Nanoseconds of a task below which sharing a call costs more than it gives."""
+
+TASKS = 4
+"""Tasks a thread at most, so that a thread that is late does less."""
+
+
+def share(costs: NDArray[np.float64], threads: int) -> Words:
+    """How many tasks each call is to be cut into, given the nanoseconds it takes alone, about."""
+    if threads == 1:
+        return np.ones(len(costs), np.int64)
+    return (costs / LEAST).astype(np.int64).clip(1, threads * TASKS)
 
 
 def run_calls(workers: Workers, calls: Words, tasks: Words, step: Words) -> None:
@@ -47,7 +62,8 @@ def run_calls(workers: Workers, calls: Words, tasks: Words, step: Words) -> None
     def help_(_: Any) -> None:
         run(calls, tasks, step, counters)
 
-    workers.invite(help_)
+    if tasks.max() > 1:
+        workers.invite(help_)
     help_(None)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from boughs.kernels import linear
+from boughs.kernels import team
 from boughs.kernels.linear import Linear, Stack
 from boughs.kernels.weight import DTYPES, quantize
 from boughs.kernels.workers import Workers
@@ -55,7 +55,7 @@ def test_is_a_product(kind, outputs, inputs, rows, biased, threads, seed):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threads", sorted(WORKERS))
 def test_a_row_depends_neither_on_others_nor_on_threads(kind, threads, monkeypatch):
-    monkeypatch.setattr(linear, "INLINE", 1.0)  # else these are too small for threads
+    monkeypatch.setattr(team, "LEAST", 1.0)  # else these are too small for threads
     weight, bias, x = weight_of(kind, 333, 1100), draw(1, 333), draw(2, 70, 1100)
     alone = Linear(weight, bias, WORKERS[1])
     expected = torch.cat([alone(row[None]) for row in x])

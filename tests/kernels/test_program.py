@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from boughs.kernels import linear, program, team
+from boughs.kernels import linear, team
 from boughs.kernels.backend import AttentionConfig, make_backend
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.kv_cache import KVCache
@@ -166,7 +166,7 @@ def test_rows_that_cascade_puts_in_another_order():
 
 @pytest.mark.parametrize("threads", sorted(WORKERS))
 def test_a_row_depends_neither_on_others_nor_on_threads(threads, monkeypatch):
-    monkeypatch.setattr(program, "LEAST", 1.0)  # else these are too small for threads
+    monkeypatch.setattr(team, "LEAST", 1.0)  # else these are too small for threads
     requests = [(i, 1) for i in range(30)]
     step = Step(requests)
     x = draw(0, len(requests), HIDDEN)
