@@ -6,6 +6,7 @@ loop and no array's meaning.
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any
 
@@ -161,6 +162,47 @@ class Emit:
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         read, near, data = (ir.Constant(INT32, number) for number in (0, 3, 1))
         builder.call(function, [builder.bitcast(pointer, cgutils.voidptr_t), read, near, data])
+
+    def spread(self, number: Any) -> Any:
+        """A vector of the same whole number."""
+        first = self.builder.insert_element(
+            ir.Constant(INTEGERS, ir.Undefined), number, ir.Constant(INT32, 0)
+        )
+        return self.shuffle(first, first, [0] * LANES)
+
+    def get(self, base: Any, offset: int, kind: Any) -> Any:
+        """What lies `offset` bytes behind the byte `base`."""
+        pointer = self.builder.gep(base, [ir.Constant(INT32, offset)])
+        return self.builder.load(self.builder.bitcast(pointer, kind.as_pointer()), align=1)
+
+    def put(self, value: Any, base: Any, offset: int) -> None:
+        """Write a value `offset` bytes behind the byte `base`."""
+        pointer = self.builder.gep(base, [ir.Constant(INT32, offset)])
+        self.builder.store(value, self.builder.bitcast(pointer, value.type.as_pointer()), align=1)
+
+    def dot(self, sums: Any, unsigned: Any, signed: Any) -> Any:
+        """Add the products of the four bytes of each lane; all three are whole numbers."""
+        kind = ir.FunctionType(INTEGERS, [INTEGERS] * 3)
+        name = "llvm.x86.avx512.vpdpbusd.512"
+        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(function, [sums, unsigned, signed])
+
+    def sum_integers(self, vectors: list[Any]) -> Any:
+        """The sum of all lanes of whole numbers."""
+        return self._reduce("add", vectors, self.builder.add)
+
+    def most_integer(self, vectors: list[Any]) -> Any:
+        """The greatest of all lanes of whole numbers without a sign."""
+        builder = self.builder
+        return self._reduce(
+            "umax", vectors, lambda a, b: builder.select(builder.icmp_unsigned(">", a, b), a, b)
+        )
+
+    def _reduce(self, name: str, vectors: list[Any], join: Any) -> Any:
+        kind = ir.FunctionType(INT32, [INTEGERS])
+        name = f"llvm.vector.reduce.{name}.v{LANES}i32"
+        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(function, [functools.reduce(join, vectors)])
 
     def registers(self, values: list[Any]) -> list[Any]:
         """Variables that LLVM keeps in registers."""

@@ -1,10 +1,11 @@
 """Linear layers from packed weights, for any number of rows.
 
-Few rows are multiplied with weights that are worked out in registers, many with some hundred inputs
-of a few outputs at a time that are worked out into a core's own cache. Either way each weight is
-the same float32 number, and the products are added in the same order: what a row gives depends
-neither on the rows beside it nor on the number of threads, to the last bit. Rows are never rounded.
-This module knows no model.
+A CPU that multiplies bytes gets rows as whole numbers for weights of 4 and 8 bits (`digits`).
+Else few rows are multiplied with weights that are worked out in registers, many with some hundred
+inputs of a few outputs at a time that are worked out into a core's own cache. For one number format
+and machine the products are the same and are added in the same order: what a row gives depends
+neither on the rows beside it nor on the number of threads, to the last bit. This module knows no
+model.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from numba import float32, int64, uint8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from . import digits
 from .calls import Words, bytes_at, callable_by_address, floats_at
-from .compiled import entry_point, sources
+from .compiled import compiled, entry_point, sources
 from .panels import LAYOUTS, PANEL
 from .products import FEW_ROWS, KINDS, NARROW, WIDE, block_rows, dequantize, multiply
-from .row_calls import buffer_at
+from .row_calls import MEMORY, ROWS, buffer_at
 from .team import run_calls, share
 from .weight import GROUP, Floats, Kind, Weight
 from .workers import Workers
@@ -39,8 +41,11 @@ FEW = 24
 
 FLOAT32 = KINDS.index("float32")
 
-READ, COMPUTE = 0.035, 0.009
+READ, COMPUTE = 0.02, 0.008
 """Nanoseconds that reading a weight takes, and multiplying a row's input with it, about."""
+
+ENCODE = 0.4
+"""Nanoseconds that writing an input as digits takes, about."""
 
 
 class Linear:
@@ -57,8 +62,6 @@ class Linear:
         nbytes: Of the weight.
         workers: As given.
         columns: Outputs, those that fill the last panels up included.
-        cost: Nanoseconds, about: of reading the weight, and of each row.
-        words: What `linear_call` needs of it: addresses, which live as long as the layer.
 
     Raises:
         ValueError: A bias that does not fit.
@@ -78,14 +81,8 @@ class Linear:
         self._bias: Floats = np.zeros(panels * PANEL, np.float32)
         if bias is not None:
             self._bias[:outputs] = bias.numpy()
-        self._call = linear_call(weight.kind)
         self.nbytes = self._packed.nbytes
         self.columns = len(self._bias)
-        size = self._packed.size * PANEL * GROUP
-        self.cost = READ * size, COMPUTE * size
-        self.words = (
-            self._bytes.ctypes.data, self._bytes.nbytes, self._bias.ctypes.data, panels
-        )  # fmt: skip
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [T, out] for rows [T, in], float32.
@@ -97,17 +94,37 @@ class Linear:
         if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != inputs:
             raise ValueError(f"rows are float32 [T, {inputs}], not {x.dtype} {list(x.shape)}")
         rows, padded = len(x), -(-inputs // GROUP) * GROUP
-        memory = np.empty(rows * (padded + self.columns), np.float32)
-        read, out = memory[: rows * padded].reshape(rows, padded), memory[rows * padded :]
+        memory = np.empty(rows * (2 * padded + self.columns), np.float32)
+        read, out = memory[: rows * padded].reshape(rows, padded), memory[2 * rows * padded :]
         read[:, :inputs] = x.numpy()
         read[:, inputs:] = 0
-        args = np.array([0, padded, padded, self.columns, *self.words])
-        calls = np.array([[self._call.address, args.ctypes.data]])
+        calls = self.calls(0, padded, 2 * padded)
+        listed = np.array([(kernel.address, args.ctypes.data) for kernel, args, _ in calls])
+        costs = np.array([fixed + rows * per_row for _, _, (fixed, per_row) in calls])
         step = np.array([rows, memory.ctypes.data])
-        fixed, per_row = self.cost
-        tasks = share(np.array([fixed + rows * per_row]), self.workers.threads)
-        run_calls(self.workers, calls, tasks, step)
+        run_calls(self.workers, listed, share(costs, self.workers.threads), step)
         return torch.from_numpy(out.reshape(rows, self.columns))[:, :outputs]
+
+    def calls(self, x: int, digits: int, out: int) -> list[tuple[Any, Words, tuple[float, float]]]:
+        """The calls that compute it: what is called, its args, and its cost.
+
+        A cost is in nanoseconds, about: once, and of each row.
+
+        Args:
+            x: Offset of the rows, whole groups wide.
+            digits: Offset of a buffer of the same width, which may be written.
+            out: Offset of the result, `columns` wide.
+        """
+        outputs, panels = self.columns, len(self._packed)
+        inputs = self._packed.shape[1] * GROUP
+        whole, made = takes(self.kind), []
+        if whole:
+            args = np.array([x, digits, inputs])
+            made.append((encode_call(), args, (0.0, ENCODE * inputs)))
+        read = digits if whole else x
+        weight = self._bytes.ctypes.data, self._bytes.nbytes, self._bias.ctypes.data, panels
+        args, size = np.array([read, out, inputs, outputs, *weight]), inputs * outputs
+        return [*made, (linear_call(self.kind, whole=whole), args, (READ * size, COMPUTE * size))]
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows [T, in] of the weight in float32, as an embedding reads them; index is int64 [T]."""
@@ -176,13 +193,82 @@ def multiply_rows(kind: Kind) -> Callable[..., None]:
 
 
 @cache
-def linear_call(kind: Kind) -> Any:
-    """The product of a step's rows with a weight of a kind, as a call of a program.
+def multiply_digit_rows(kind: Kind) -> Callable[..., None]:
+    """Compile, or load from disk, the same for rows that are written as digits.
+
+    Its arguments are those of `multiply_rows`, but for x: bytes [T, groups * ENCODED].
+    """
+    version = sources()
+    place = digits.KINDS.index(kind)
+    group = LAYOUTS[kind].dtype.itemsize
+
+    def run(x: Bytes, packed: Bytes, bias: Floats, first: int, end: int, out: Floats) -> None:  # noqa: PLR0917
+        version  # noqa: B018 -- see `entry_point`
+        count, size = x.shape
+        columns, groups = out.shape[1], size // digits.ENCODED
+        flat_x, flat_out = x.reshape(-1), out.reshape(-1)
+        few = count <= digits.FEW_ROWS
+        across, most = (WIDE, digits.FEW_ROWS) if few else (NARROW, digits.MOST_ROWS)
+        for panel in range(first, end, across):
+            width = min(across, end - panel)
+            for i in range(count):
+                for j in range(panel * PANEL, (panel + width) * PANEL):
+                    out[i, j] = bias[j]
+            i = 0
+            while i < count:
+                height = min(most, count - i)
+                digits.multiply_digits(
+                    place, height, width, flat_x, i * size, size,
+                    packed, panel * groups * group, groups * group, groups,
+                    flat_out, i * columns + panel * PANEL, columns,
+                )  # fmt: skip
+                i += height
+
+    return entry_point(run, uint8[:, ::1], uint8[::1], float32[::1], int64, int64, float32[:, ::1])
+
+
+def takes(kind: Kind) -> bool:
+    """Whether rows are written as digits for weights of a kind, on this machine."""
+    return digits.AVAILABLE and kind in digits.KINDS
+
+
+@cache
+def encode_call() -> Any:
+    """Rows as digits.
+
+    args: offset of the rows; offset of the result, which is as wide; floats a row.
+    """
+    version = sources()
+
+    def run(args: Words, step: Words, task: int, tasks: int) -> None:
+        version  # noqa: B018 -- see `callable_by_address`
+        x, groups = buffer_at(step, args[0], args[2]), args[2] // GROUP
+        out = digits_at(step, args[1], args[2])
+        flat_x, flat_out = x.reshape(-1), out.reshape(-1)
+        for i in range(len(x) * task // tasks * groups, len(x) * (task + 1) // tasks * groups):
+            digits.encode(flat_x, i * GROUP, flat_out, i * digits.ENCODED)
+
+    return callable_by_address(run)
+
+
+@compiled
+def digits_at(step: Words, offset: int, width: int) -> Bytes:
+    """Rows as digits, which take as many bytes as they do as floats."""
+    size = 4 * width
+    start = step[MEMORY] + step[ROWS] * 4 * offset
+    return bytes_at(start, step[ROWS] * size).reshape(step[ROWS], size)
+
+
+@cache
+def linear_call(kind: Kind, *, whole: bool) -> Any:
+    """The product of a step's rows, which may be whole numbers, with a weight of a kind.
 
     args: offset of the rows; offset of the result; inputs; columns; address and bytes of the packed
     weight; address of the bias; panels.
     """
-    version, multiply_some = sources(), multiply_rows(kind)
+    version = sources()
+    read = digits_at if whole else buffer_at
+    multiply_some = multiply_digit_rows(kind) if whole else multiply_rows(kind)
 
     def run(args: Words, step: Words, task: int, tasks: int) -> None:
         version  # noqa: B018 -- see `callable_by_address`
@@ -191,8 +277,8 @@ def linear_call(kind: Kind) -> Any:
         first = min(panels, wholes * task // tasks * WIDE)
         end = min(panels, wholes * (task + 1) // tasks * WIDE)
         multiply_some(
-            buffer_at(step, args[0], args[2]), bytes_at(args[4], args[5]),
-            floats_at(args[6], args[3]), first, end, buffer_at(step, args[1], args[3]),
+            read(step, args[0], args[2]), bytes_at(args[4], args[5]), floats_at(args[6], args[3]),
+            first, end, buffer_at(step, args[1], args[3]),
         )  # fmt: skip
 
     return callable_by_address(run)

@@ -39,15 +39,15 @@ class Layout:
 
     @property
     def step(self) -> int:
-        """Inputs that are read at once: as many as share bytes."""
-        return 8 // self.bits if self.bits < 8 else 1
+        """Inputs that are read at once: as many as share the bytes of a vector's lane."""
+        return 32 // self.bits if self.bits <= 8 else 1
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """A group, as numpy sees it."""
-        values = (GROUP // self.step, PANEL)
+        across = (PANEL, 4) if self.step > 1 else (PANEL,)
         fields = [(part, np.float16, (PANEL,)) for part in self.parts]
-        return np.dtype([*fields, ("values", DTYPES[self.kind], values)])
+        return np.dtype([*fields, ("values", DTYPES[self.kind], (GROUP // self.step, *across))])
 
     def pack(self, weight: Weight, panels: int) -> NDArray[Any]:
         """Groups [panels, groups] of a weight of this kind; zeros fill the last panels up."""
@@ -56,18 +56,22 @@ class Layout:
         for part in self.parts:
             packed[part] = _pad(getattr(weight, part), panels, groups).swapaxes(1, 2)
         values = _pad(weight.values, panels, groups * GROUP)
-        values = values.reshape(panels, PANEL, groups, GROUP // self.step, self.step)
-        values = values.transpose(4, 0, 2, 3, 1)
-        packed["values"] = values[0] if self.step == 1 else values[0] | values[1] << self.bits
+        if self.step == 1:
+            values = values.reshape(panels, PANEL, groups, GROUP)
+            packed["values"] = values.transpose(0, 2, 3, 1)
+        else:
+            values = values.reshape(panels, PANEL, groups, GROUP // self.step, -1, 4)
+            values = values.transpose(4, 0, 2, 3, 1, 5)
+            packed["values"] = values[0] if self.bits == 8 else values[0] | values[1] << 4
         return packed
 
     def unpack(self, packed: NDArray[Any], index: NDArray[np.int64], inputs: int) -> Weight:
         """Some outputs of a weight that `pack` packed; it had `inputs`."""
         panel, lane = np.divmod(index, PANEL)
         parts = {part: packed[part][panel, :, lane] for part in self.parts}
-        values = packed["values"][panel, :, :, lane]  # [T, groups, GROUP // step]
-        if self.step > 1:
-            values = np.stack((values & 15, values >> 4), axis=-1)
+        values = packed["values"][panel, :, :, lane]  # [T, groups, GROUP // step, ...]
+        if self.bits == 4:
+            values = np.stack((values & 15, values >> 4), axis=3)
         values = np.ascontiguousarray(
             values.reshape(len(index), packed.shape[1] * GROUP)[:, :inputs]
         )
@@ -84,7 +88,7 @@ class Layout:
         builder, width = emit.builder, PANEL * self.bits // 8
         place = builder.mul(first, ir.Constant(first.type, width))
         place = builder.add(place, ir.Constant(place.type, self._offset("values")))
-        bits = max(self.bits, 8)
+        bits = max(self.bits, 16) if self.step == 1 else 32
         found = _load(emit, builder.gep(group, [place]), 0, bits)
         if self.kind == "float32":
             return [builder.bitcast(found, FLOATS)]
@@ -92,11 +96,24 @@ class Layout:
             wide = builder.shl(builder.zext(found, INTEGERS), emit.integer(16))
             return [builder.bitcast(wide, FLOATS)]
         if self.kind == "int8":
-            wide = builder.sitofp(builder.sext(found, INTEGERS), FLOATS)
-            return [builder.fmul(wide, parts[0])]
-        wide = builder.zext(found, INTEGERS)
-        both = builder.and_(wide, emit.integer(15)), builder.lshr(wide, emit.integer(4))
-        return [emit.fma(builder.sitofp(half, FLOATS), *parts) for half in both]
+            shifted = [builder.shl(found, emit.integer(24 - 8 * i)) for i in range(4)]
+            bytes_ = [builder.ashr(lane, emit.integer(24)) for lane in shifted]
+            return [builder.fmul(builder.sitofp(byte, FLOATS), parts[0]) for byte in bytes_]
+        shifted = [builder.lshr(found, emit.integer(8 * i + j)) for j in (0, 4) for i in range(4)]
+        halves = [builder.and_(lane, emit.integer(15)) for lane in shifted]
+        return [emit.fma(builder.sitofp(half, FLOATS), *parts) for half in halves]
+
+    def read_bytes(self, emit: Emit, group: Any, first: int) -> list[Any]:
+        """The values of `step` inputs as bytes without a sign, four inputs a vector.
+
+        Those of int8 are 128 too large.
+        """
+        builder = emit.builder
+        found = _load(emit, group, self._offset("values") + first * PANEL * self.bits // 8, 32)
+        if self.kind == "int8":
+            return [builder.xor(found, emit.integer(-0x7F7F7F80))]  # 0x80 in each byte
+        low = emit.integer(0x0F0F0F0F)
+        return [builder.and_(found, low), builder.and_(builder.lshr(found, emit.integer(4)), low)]
 
     def _offset(self, field: str) -> int:
         fields = self.dtype.fields

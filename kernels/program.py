@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from . import attend, row_calls
 from .attend import Record
+from .calls import Words
 from .emit import LANES
 from .kv_cache import KVCache
-from .linear import Linear, linear_call
+from .linear import Linear
 from .row_calls import GATES, KEYS, MEMORY, PLANE, ROWS, SLOTS, VALUES
 from .team import run_calls, share
 from .weight import GROUP, Floats
@@ -116,7 +117,7 @@ class Program:
         out = self.buffer(name, x.width)
         more = -1 if add is None else add.offset
         args = [x.offset, more, out.offset, x.width, self._address(norm.numbers())]
-        self._call(row_calls.norm(), args, SMALL * x.width)
+        self._call(row_calls.norm(), np.array(args), (0.0, SMALL * x.width))
         return out
 
     def linear(self, layer: Linear, x: Buffer, name: str) -> Buffer:
@@ -129,9 +130,9 @@ class Program:
         out = self.buffer(name, outputs)
         assert (inputs, layer.columns) == (x.width, outputs)
         self._keep.append(layer)
-        args = [x.offset, out.offset, inputs, outputs, *layer.words]
-        fixed, per_row = layer.cost
-        self._call(linear_call(layer.kind), args, per_row, fixed)
+        digits = self.buffer(f"digits {inputs}", inputs)
+        for kernel, args, cost in layer.calls(x.offset, digits.offset, out.offset):
+            self._call(kernel, args, cost)
         return out
 
     def attention(
@@ -161,11 +162,11 @@ class Program:
         record = self._word(window)
         args = [qkv.offset, qkv.width, *heads, rope.rotated, self._word(rope.name), layer]
         args += [self._address(norm.numbers()) if norm else 0, queries.offset, record]
-        self._call(row_calls.rotate(), args, SMALL * qkv.width)
+        self._call(row_calls.rotate(), np.array(args), (0.0, SMALL * qkv.width))
         self._attention.append((len(self._calls), window))
         args = [queries.offset, out.offset, *heads, layer, found.offset, record]
         for kernel in (attend.attend, attend.merge, attend.reorder):
-            self._call(kernel(), args)
+            self._call(kernel(), np.array(args))
         return out
 
     def gate(self, x: Buffer, name: str) -> Buffer:
@@ -177,7 +178,8 @@ class Program:
         if name not in GATES:
             raise Unrecordable(f"the activation {name}")
         out = self.buffer("gated", x.width // 2)
-        self._call(row_calls.gate(), [x.offset, x.width, out.offset, GATES[name]], SMALL * x.width)
+        args = np.array([x.offset, x.width, out.offset, GATES[name]])
+        self._call(row_calls.gate(), args, (0.0, SMALL * x.width))
         return out
 
     def _word(self, name: str | int) -> int:
@@ -187,11 +189,11 @@ class Program:
         self._keep.append(numbers)
         return numbers.ctypes.data
 
-    def _call(self, kernel: Any, args: list[int], per_row: float = 0, fixed: float = 0) -> None:
-        words = np.array(args, np.int64)
-        self._keep.append((kernel, words))
-        self._calls.append((kernel.address, words.ctypes.data))
-        self._costs.append((fixed, per_row))
+    def _call(self, kernel: Any, args: Words, cost: tuple[float, float] = (0.0, 0.0)) -> None:
+        """Add a call; its cost is that of `Linear.calls`."""
+        self._keep.append((kernel, args))
+        self._calls.append((kernel.address, args.ctypes.data))
+        self._costs.append(cost)
 
     # ---- running ----
 

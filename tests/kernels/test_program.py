@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from boughs.kernels import linear, team
+from boughs.kernels import team
 from boughs.kernels.backend import AttentionConfig, make_backend
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.kv_cache import KVCache
@@ -212,17 +212,15 @@ def test_a_thread_that_comes_late_finds_nothing_to_do():
 
 def test_threads_that_meet_in_many_calls_do_each_task_once():
     """Small calls, more threads than cores: every task of a call ends before the next begins."""
-    kernel = linear.linear_call("float32")
     rows, width = 1, 64
     weights = [quantize(draw(i, width, width).numpy() / 8, "float32") for i in range(60)]
     chain = [Linear(weight, None, WORKERS[1]) for weight in weights]
     memory = np.zeros(rows * width * 61, np.float32)
     memory[:width] = draw(99, width)
-    args = [
-        np.array([i * width, (i + 1) * width, width, width, *layer.words], np.int64)
-        for i, layer in enumerate(chain)
+    listed = [
+        call for i, layer in enumerate(chain) for call in layer.calls(i * width, 0, (i + 1) * width)
     ]
-    calls = np.array([(kernel.address, words.ctypes.data) for words in args])
+    calls = np.array([(kernel.address, args.ctypes.data) for kernel, args, _ in listed])
     step = np.array([rows, memory.ctypes.data], np.int64)
     x = torch.from_numpy(memory[:width].copy())[None]
     for layer in chain:
