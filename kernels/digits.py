@@ -107,8 +107,8 @@ def _powers(emit: Emit, floats: list[Any]) -> tuple[Any, Any]:
         builder.and_(builder.bitcast(v, INTEGERS), emit.integer((1 << 31) - 1)) for v in floats
     ]
     exponent = builder.lshr(emit.most_integer(sizes), ir.Constant(INT32, 23))
-    # Groups of tiny numbers have the power of one that is still normal.
-    least = ir.Constant(INT32, 40)
+    # Groups of tiny numbers have the power whose inverse is the least normal number.
+    least = ir.Constant(INT32, TOP)
     tiny = builder.icmp_unsigned("<", exponent, least)
     exponent = builder.select(tiny, least, exponent)
     bits = builder.sub(ir.Constant(INT32, 2 * 127 + TOP - 1), exponent)

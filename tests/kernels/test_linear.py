@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from boughs.kernels import team
+from boughs.kernels import digits, team
 from boughs.kernels.linear import Linear, Stack
 from boughs.kernels.weight import DTYPES, quantize
 from boughs.kernels.workers import Workers
@@ -14,6 +14,19 @@ KINDS = sorted(DTYPES)
 WORKERS = {threads: Workers(threads) for threads in (1, 3)}
 sizes = st.integers(1, 70) | st.sampled_from([96, 127, 128, 576, 600, 1100])
 rows_of = st.integers(1, 12) | st.sampled_from([24, 25, 31, 64, 300])
+
+
+@pytest.fixture(scope="module", params=["digits", "floats"], autouse=True)
+def arithmetic(request):
+    """With what this CPU has, and as on one that multiplies no bytes."""
+    if request.param == "digits":
+        if not digits.AVAILABLE:
+            pytest.skip("as floats")
+        yield
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(digits, "AVAILABLE", False)
+            yield
 
 
 def draw(seed, *shape):

@@ -1,0 +1,91 @@
+"""Rows as whole numbers: how near they come, and that the bytes say what they are to say."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from hypothesis.extra import numpy as arrays
+
+from boughs.kernels import digits
+from boughs.kernels.digits import DIGITS, ENCODED, POWER, SHIFTS, TOP, TOTAL
+from boughs.kernels.linear import Linear, encode_call
+from boughs.kernels.team import run_calls
+from boughs.kernels.weight import GROUP, quantize
+from boughs.kernels.workers import Workers
+
+WORKERS = Workers(1)
+
+pytestmark = pytest.mark.skipif(not digits.AVAILABLE, reason="no such CPU")
+
+groups = arrays.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 3), st.sampled_from([GROUP, 3 * GROUP])),
+    elements=st.floats(-(2.0**100), 2.0**100, width=32) | st.floats(-1, 1, width=32),
+)
+
+
+def encode(x):
+    """Bytes [rows, groups, ENCODED]."""
+    rows, width = x.shape
+    memory = np.concatenate([x.reshape(-1), np.full(x.size, np.nan, np.float32)])
+    args = np.array([0, width, width])
+    calls = np.array([[encode_call().address, args.ctypes.data]])
+    step = np.array([rows, memory.ctypes.data])
+    run_calls(WORKERS, calls, np.array([1]), step)
+    return memory[x.size :].view(np.uint8).reshape(rows, width // GROUP, ENCODED)
+
+
+def field(encoded, place, dtype, count=1):
+    size = np.dtype(dtype).itemsize * count
+    return np.ascontiguousarray(encoded[..., place : place + size]).view(dtype)
+
+
+@settings(max_examples=200, deadline=None)
+@given(groups)
+def test_numbers_are_as_near_as_their_bits_allow(x):
+    encoded = encode(x)
+    bytes_ = field(encoded, 0, np.int8, POWER).reshape(*encoded.shape[:2], DIGITS, GROUP)
+    places = 256.0 ** np.arange(DIGITS)[::-1, None]
+    numbers = (bytes_ * places).sum(axis=2)
+    power = field(encoded, POWER, np.float32).astype(np.float64)
+    parts = x.reshape(*encoded.shape[:2], GROUP).astype(np.float64)
+    size = abs(parts).max(axis=2, keepdims=True)
+    assert (abs(numbers) <= 2**TOP).all()
+    assert (abs(numbers * power - parts) <= size * 2.0**-TOP + 1e-37).all()
+    total = (numbers * power).sum(axis=2, keepdims=True)
+    slack = 1e-6 * abs(total) + 1e-37
+    assert (abs(field(encoded, TOTAL, np.float32) - total) <= slack).all()
+    sums = bytes_.astype(np.int32).sum(axis=3)
+    assert np.array_equal(field(encoded, SHIFTS, np.int32, DIGITS), -128 * sums)
+
+
+@pytest.mark.parametrize("number", [1.0, -1.0, 0.5, 3.0, -127.0, 2.0**-90, -(2.0**90)])
+def test_a_number_of_few_bits_stays_itself(number):
+    x = np.zeros((1, GROUP), np.float32)
+    x[0, 5] = number
+    encoded = encode(x)
+    bytes_ = field(encoded, 0, np.int8, POWER).reshape(DIGITS, GROUP).astype(np.int64)
+    numbers = (bytes_ * (256 ** np.arange(DIGITS)[::-1, None])).sum(axis=0)
+    assert np.array_equal(numbers * float(field(encoded, POWER, np.float32)[0, 0, 0]), x[0])
+
+
+@pytest.mark.parametrize("kind", digits.KINDS)
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_shows(kind, number):
+    x = torch.ones(2, 64)
+    x[1, 40] = number
+    found = Linear(quantize(np.ones((3, 64), np.float32), kind), None, WORKERS)(x)
+    assert found[0].isfinite().all()
+    assert found[1].isnan().all()
+
+
+@pytest.mark.parametrize("kind", digits.KINDS)
+@pytest.mark.parametrize("size", [1e-38, 1e-30, 1e30])
+def test_rows_of_any_size(kind, size):
+    """The greatest bytes that there are, in rows far from 1."""
+    matrix = np.linspace(-2, 2, 3 * 64, dtype=np.float32).reshape(3, 64)
+    weight = quantize(matrix, kind)
+    x = np.full((1, 64), size, np.float32) * np.where(np.arange(64) % 2, -1, 1).astype(np.float32)
+    found = Linear(weight, None, WORKERS)(torch.from_numpy(x)).numpy()
+    exact = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
+    assert (abs(found - exact) <= 1e-5 * size * 64 + 1e-36).all()
