@@ -1,11 +1,12 @@
-"""Programs with shared prefixes on our engine, and the same prompts on OpenVINO GenAI.
+"""Programs with shared prefixes on our engine, and the same prompts on others.
 
-    python benchmarks/peers.py [--peer PYTHON] [--threads 2]
+    python benchmarks/peers.py [--peer PYTHON ...] [--threads 2]
 
-`--peer` is the Python of an environment in which `openvino-genai` is installed (`pip install
-openvino-genai`); without it only our own times are printed. Both read the same GGUF file, greedy,
-and end no answer early. `cold` has nothing cached, `warm` is the same call again. Read the ratios:
-both sides run in the same minutes, one after the other.
+Each `--peer` is the Python of an environment in which `openvino-genai` or `llama-cpp-python` is
+installed; without one only our own times are printed. All read the same GGUF file, greedy, and end
+no answer early. llama-cpp-python computes one prompt after another, and keeps the prefix that a
+prompt shares with the one before. `cold` has nothing cached, `warm` is the same call again. Read
+the ratios: all sides run in the same minutes, one after the other.
 """
 
 from __future__ import annotations
@@ -25,11 +26,9 @@ from rich.table import Table
 MODEL = "smollm2-135m"
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 
-PEER = """
-import json, sys, time
+OPENVINO = """
 import openvino_genai as genai
 
-path, threads, work = sys.argv[1], int(sys.argv[2]), json.load(open(sys.argv[3]))
 scheduler = genai.SchedulerConfig()
 scheduler.cache_size = 2
 scheduler.enable_prefix_caching = True
@@ -42,9 +41,38 @@ def run(prompts, tokens):
     begun = time.perf_counter()
     pipe.generate(prompts, config)
     return time.perf_counter() - begun
+"""
 
+LLAMA_CPP = """
+from itertools import islice
+from llama_cpp import Llama
+
+model = Llama(path, n_ctx=8192, n_threads=threads, n_threads_batch=threads, verbose=False)
+
+def run(prompts, tokens):
+    begun = time.perf_counter()
+    for prompt in prompts:
+        ids = model.tokenize(prompt.encode(), add_bos=False)
+        found = list(islice(model.generate(ids, temp=0.0, repeat_penalty=1.0), tokens))
+        assert len(found) == tokens
+    return time.perf_counter() - begun
+"""
+
+PEERS = {
+    "openvino_genai": ("OpenVINO GenAI", OPENVINO),
+    "llama_cpp": ("llama.cpp", LLAMA_CPP),
+}
+"""By the module that an environment has."""
+
+BEFORE = """
+import json, sys, time
+
+path, threads, work = sys.argv[1], int(sys.argv[2]), json.load(open(sys.argv[3]))
+"""
+
+BEHIND = """
 run(["Warm up."], 4)
-json.dump({name: [run(*job), run(*job)] for name, job in work.items()}, sys.stdout)
+print(json.dumps({name: [run(*job), run(*job)] for name, job in work.items()}))
 """
 
 
@@ -91,42 +119,50 @@ def ours(work: dict[str, tuple[list[str], int]], threads: int) -> dict[str, list
 
 def theirs(
     python: str, work: dict[str, tuple[list[str], int]], threads: int
-) -> dict[str, list[float]]:
-    """The same of OpenVINO GenAI."""
+) -> tuple[str, dict[str, list[float]]]:
+    """The name of the peer that an environment has, and its times."""
     from boughs.runtime.models.store import resolve
 
     (path,) = resolve(MODEL).glob("*.gguf")
+    asked = f"from importlib.util import find_spec; print(*filter(find_spec, {list(PEERS)}))"
+    there = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
+    if not there.stdout.split():
+        raise SystemExit(f"{python} has none of {', '.join(PEERS)}")
+    name, code = PEERS[there.stdout.split()[0]]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(work, file)
         file.flush()
-        command = [python, "-c", PEER, str(path), str(threads), file.name]
+        command = [python, "-c", BEFORE + code + BEHIND, str(path), str(threads), file.name]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         print(made.stderr[-2000:], file=sys.stderr)
-        raise SystemExit("OpenVINO GenAI did not run")
+        raise SystemExit(f"{name} did not run")
     times: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
-    return times
+    return name, times
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", help="a Python with openvino-genai")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        help="a Python with openvino-genai or llama-cpp-python",
+    )
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     work = jobs()
     mine = ours(work, args.threads)
-    peer = theirs(args.peer, work, args.threads) if args.peer else None
-    table = Table(title=f"seconds, {args.threads} threads")
-    for column in ("workload", "ours cold", "warm", "OpenVINO cold", "warm", "ratio cold", "warm"):
-        table.add_column(column, justify="left" if column == "workload" else "right")
-    for name, (cold, warm) in mine.items():
-        row = [name, f"{cold:.2f}", f"{warm:.2f}"]
-        if peer is not None:
-            other = peer[name]
-            row += [f"{t:.2f}" for t in other]
-            row += [f"{t / own:.2f}" for t, own in zip(other, (cold, warm), strict=True)]
-        table.add_row(*row)
+    peers = dict(theirs(python, work, args.threads) for python in args.peer)
+    table = Table(title=f"seconds, {args.threads} threads; how many times as long as ours")
+    for column in ("workload", "", "cold", "warm"):
+        table.add_column(column, justify="right" if column in {"cold", "warm"} else "left")
+    for job, times in mine.items():
+        table.add_row(job, "ours", *(f"{t:.2f}" for t in times))
+        for name, peer in peers.items():
+            pairs = zip(peer[job], times, strict=True)
+            table.add_row("", name, *(f"{t:.2f} ({t / own:.2f})" for t, own in pairs))
     Console().print(table)
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 from .emit import FLOATS, INT32, INTEGERS, LANES, Emit
@@ -24,9 +24,9 @@ from .panels import LAYOUTS, Layout
 from .products import LINE
 from .weight import GROUP, Kind
 
-AVAILABLE: bool = all(
-    get_host_cpu_features().get(name, False) for name in ("avx512f", "avx512vnni")
-)
+_FEATURES = (config.CPU_FEATURES or get_host_cpu_features()).split(",")  # what numba compiles for
+
+AVAILABLE = {"+avx512f", "+avx512vnni"} <= set(_FEATURES)
 """Whether this CPU multiplies bytes so."""
 
 KINDS: tuple[Kind, ...] = ("int8", "int4")
