@@ -1,8 +1,10 @@
 """How weights lie in memory for linear layers, and the instructions that read them.
 
 A panel holds PANEL outputs, group of inputs after group; a group holds its scales and minima and
-then, input after input, one vector of values. So a kernel reads one panel from its first byte to
-its last. This module knows no loop over rows and no layer.
+then its values. Those of float32 and bfloat16 are a vector for each input. Of int8, four inputs of
+an output lie side by side, as a CPU multiplies bytes; of int4 eight, the first four of them in the
+lower halves of four bytes. So a kernel reads one panel from its first byte to its last. This module
+knows no loop over rows and no layer.
 """
 
 from __future__ import annotations

@@ -220,6 +220,7 @@ class Program:
         if self._memory.size < rows * self._width:
             self._memory = np.empty(rows * self._width, np.float32)
         step = np.zeros(PLANE + 1 + len(self._words), np.int64)
+        slots = np.ascontiguousarray(slots)
         keys, values = kv.k(0), kv.v(0)
         step[[ROWS, MEMORY, SLOTS]] = rows, self._memory.ctypes.data, slots.ctypes.data
         step[[KEYS, VALUES, PLANE]] = keys.data_ptr(), values.data_ptr(), 2 * keys.nbytes
