@@ -1,6 +1,6 @@
 """Programs with shared prefixes on our engine, and the same prompts on others.
 
-    python benchmarks/peers.py [--peer PYTHON ...] [--threads 2]
+    python benchmarks/peers.py [--peer PYTHON ...] [--threads 2] [--only single]
 
 Each `--peer` is the Python of an environment in which `openvino-genai` or `llama-cpp-python` is
 installed; without one only our own times are printed. All read the same GGUF file, greedy, and end
@@ -151,8 +151,9 @@ def main() -> None:
         help="a Python with openvino-genai or llama-cpp-python",
     )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", default="", help="workloads whose name begins so")
     args = parser.parse_args()
-    work = jobs()
+    work = {name: job for name, job in jobs().items() if name.startswith(args.only)}
     mine = ours(work, args.threads)
     peers = dict(theirs(python, work, args.threads) for python in args.peer)
     table = Table(title=f"seconds, {args.threads} threads; how many times as long as ours")
