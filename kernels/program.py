@@ -25,8 +25,8 @@ from .team import run_calls, share
 from .weight import GROUP, Floats
 from .workers import Workers
 
-SMALL = 0.5
-"""Nanoseconds that small kernels take for a float, about."""
+SMALL, ROTATE = 0.15, 0.5
+"""Nanoseconds that small kernels take for a float, about; and the one that writes the cache."""
 
 
 class Unrecordable(Exception):
@@ -162,7 +162,7 @@ class Program:
         record = self._word(window)
         args = [qkv.offset, qkv.width, *heads, rope.rotated, self._word(rope.name), layer]
         args += [self._address(norm.numbers()) if norm else 0, queries.offset, record]
-        self._call(row_calls.rotate(), np.array(args), (0.0, SMALL * qkv.width))
+        self._call(row_calls.rotate(), np.array(args), (0.0, ROTATE * qkv.width))
         self._attention.append((len(self._calls), window))
         args = [queries.offset, out.offset, *heads, layer, found.offset, record]
         for kernel in (attend.attend, attend.merge, attend.reorder):

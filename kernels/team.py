@@ -1,9 +1,9 @@
 """Threads that go through a list of calls together, without coming back to Python between them.
 
 A call is cut into tasks, and whoever is free takes the next; the next call begins when all tasks of
-the last have ended. Who waits for that spins for some microseconds and then yields its core at
-every turn. Nobody waits for a thread that has taken nothing: one that is late, or has lost its
-core, goes past what is done. This module knows no kernel.
+the last have ended. Who waits for that spins for some microseconds, yields its core at every turn
+for some more, and then sleeps in between. Nobody waits for a thread that has taken nothing: one
+that is late, or has lost its core, goes past what is done. This module knows no kernel.
 """
 # ruff: noqa: ANN001, ANN201, ANN202, ARG001 -- see `simd`
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -26,8 +26,12 @@ from .calls import Words, call
 from .compiled import entry_point, sources
 from .workers import Workers
 
-SPINS = 2000
-"""Turns of waiting, of some 10 nanoseconds, before the core is yielded at each."""
+SPINS, YIELDS = 2000, 50
+"""Turns of waiting, of some 10 nanoseconds, before the core is yielded at each; and how many of
+these before the thread sleeps at each, so that one which holds a task but no core gets this one."""
+
+SLEEP = 50
+"""Microseconds of such a sleep."""
 
 LINE = 16
 """Words between the counters of a call, so that no two share a line of the cache."""
@@ -87,7 +91,7 @@ def _run() -> Callable[..., None]:
             turns = 0
             while load(flat, done) < total:
                 turns += 1
-                rest(turns > SPINS)
+                rest(turns)
 
     return entry_point(run, int64[:, ::1], int64[::1], int64[::1], int64[:, :, ::1])
 
@@ -122,21 +126,28 @@ def _element(context: Any, builder: Any, signature: Any, values: Any) -> Any:
 
 
 @intrinsic
-def rest(typing_context, long):
-    """Wait for a moment; after a `long` wait, let another thread have the core."""
-    signature = types.void(types.boolean)
+def rest(typing_context, turns):
+    """Wait for a moment, the `turns`-th time."""
+    signature = types.void(types.int64)
+    int32 = ir.IntType(32)
+
+    def call_c(builder: Any, result: Any, name: str, *args: Any) -> None:
+        kind = ir.FunctionType(result, [arg.type for arg in args])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
     def generate(context, builder, signature, values):
-        with builder.if_else(values[0]) as (then, otherwise):
-            with then:
-                kind = ir.FunctionType(ir.IntType(32), [])
-                function = cgutils.get_or_insert_function(builder.module, kind, "sched_yield")
-                builder.call(function, [])
-            with otherwise:
+        def later_than(bound: int) -> Any:
+            return builder.icmp_signed(">", values[0], ir.Constant(values[0].type, bound))
+
+        with builder.if_else(later_than(SPINS)) as (long, short):
+            with long, builder.if_else(later_than(SPINS + YIELDS)) as (longer, shorter):
+                with longer:
+                    call_c(builder, int32, "usleep", ir.Constant(int32, SLEEP))
+                with shorter:
+                    call_c(builder, int32, "sched_yield")
+            with short:
                 if get_default_triple().startswith(("x86_64", "i686")):
-                    kind = ir.FunctionType(ir.VoidType(), [])
-                    name = "llvm.x86.sse2.pause"
-                    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
+                    call_c(builder, ir.VoidType(), "llvm.x86.sse2.pause")
         return context.get_dummy_value()
 
     return signature, generate
