@@ -98,10 +98,10 @@ def _multiply_block(emit: Emit, args: Any, layout: Layout, height: int, width: i
         emit.at(packed, packed_start, builder.mul(packed_stride, number(j))) for j in range(width)
     ]
     sums = emit.registers([ZERO] * (height * width))
-    # Panels are short, and a CPU follows each only when it has met some of it; so those of the next
-    # block are asked for here. With many rows of wide weights that would be much beside products.
+    # Panels of few bits are short, and a CPU follows each only when it has met some of it; so those
+    # of the next block are asked for here. It follows long ones better by itself.
     ahead = builder.mul(packed_stride, number(width))
-    lines = -(-layout.dtype.itemsize // LINE) if layout.parts or height <= FEW_ROWS else 0
+    lines = -(-layout.dtype.itemsize // LINE) if layout.parts else 0
     with cgutils.for_range(builder, groups) as group:
         start = builder.mul(group.index, number(layout.dtype.itemsize))
         places = [emit.at(panel, start) for panel in panels]
