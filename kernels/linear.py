@@ -83,6 +83,10 @@ class Linear:
             self._bias[:outputs] = bias.numpy()
         self.nbytes = self._packed.nbytes
         self.columns = len(self._bias)
+        padded = -(-inputs // GROUP) * GROUP
+        self._calls = self.calls(0, padded, 2 * padded)
+        self._list = np.array([(call.address, args.ctypes.data) for call, args, _ in self._calls])
+        self._fixed, self._per_row = np.array([cost for _, _, cost in self._calls]).T
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [T, out] for rows [T, in], float32.
@@ -98,11 +102,9 @@ class Linear:
         read, out = memory[: rows * padded].reshape(rows, padded), memory[2 * rows * padded :]
         read[:, :inputs] = x.numpy()
         read[:, inputs:] = 0
-        calls = self.calls(0, padded, 2 * padded)
-        listed = np.array([(kernel.address, args.ctypes.data) for kernel, args, _ in calls])
-        costs = np.array([fixed + rows * per_row for _, _, (fixed, per_row) in calls])
         step = np.array([rows, memory.ctypes.data])
-        run_calls(self.workers, listed, share(costs, self.workers.threads), step)
+        tasks = share(self._fixed + rows * self._per_row, self.workers.threads)
+        run_calls(self.workers, self._list, tasks, step)
         return torch.from_numpy(out.reshape(rows, self.columns))[:, :outputs]
 
     def calls(self, x: int, digits: int, out: int) -> list[tuple[Any, Words, tuple[float, float]]]:
