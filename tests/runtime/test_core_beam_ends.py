@@ -13,7 +13,6 @@ from hypothesis import given, settings, strategies as st
 from boughs.lang.errors import NotFound
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.beams import beam_limit
-from boughs.runtime.core.step import Step
 from boughs.runtime.front import stops
 from boughs.runtime.messages import Abort, Submit
 
@@ -277,7 +276,7 @@ def test_random_loads_are_retracted_and_aborted_and_find_the_same(load, extra, b
     def retracting():
         if scheduler.counters.steps in disturbed and scheduler._running:
             disturbed.discard(scheduler.counters.steps)
-            scheduler._retract(scheduler._running[-1], Step())
+            scheduler._retract(scheduler._running[-1])
         return plan()
 
     scheduler.schedule = retracting
