@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .batch import AttentionBatch
@@ -110,7 +111,7 @@ def attend() -> Any:
     args: offset of the queries [T, H D]; offset of the result; H, K, D; the layer; offset of the
     result where rows are not in order; word of the step that holds the address of the record.
     """
-    version, run_some = sources(), run_pieces()
+    version, run_some = sources(), run_pieces(torch.float32)
 
     def run(args: Words, step: Words, task: int, tasks: int) -> None:
         version  # noqa: B018 -- see `callable_by_address`
@@ -123,6 +124,7 @@ def attend() -> Any:
             int_rows_at(record[PIECES], record[NUM_PIECES], 9), starts[task], starts[task + 1],
             heads_at(start, step[ROWS], heads, dim),
             pages_at(step[KEYS] + shift, shape), pages_at(step[VALUES] + shift, shape),
+            floats_at(step[KEYS], 0), floats_at(step[VALUES], 0),  # float32 has no scales
             ints_at(record[KV_INDPTR], record[NUM_INDPTR]),
             ints_at(record[KV_INDICES], record[NUM_INDICES]),
             record[WINDOW], scale[0], scale[1], _result(args, step, record),

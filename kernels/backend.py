@@ -159,6 +159,7 @@ def make_backend(
     threads: int | None = None,
     cascade: bool = False,
     gpu: Gpu | None = None,
+    kv_dtype: torch.dtype = torch.float32,
 ) -> AttentionBackend:
     """The attention backend called `name`; see `choose_backend`.
 
@@ -169,6 +170,8 @@ def make_backend(
         cascade: Whether prefixes that requests share are read once a step for all of them, where
             that pays; results then depend on the batch within rounding. Not for `reference`.
         gpu: Where the model is on one.
+        kv_dtype: Of the cache, for `cpu`: one of `elements.ELEMENTS`. `reference` takes any, and
+            that of `flashinfer` is the GPU's.
 
     Raises:
         ValueError: An unknown name, or a backend that does not run here; says why.
@@ -179,7 +182,7 @@ def make_backend(
 
     chosen, why = choose_backend(name, config, gpu)
     if chosen == "cpu":
-        return CpuBackend(config, threads or 1, why, cascade=cascade)
+        return CpuBackend(config, threads or 1, why, cascade=cascade, kv_dtype=kv_dtype)
     if chosen == "reference":
         return ReferenceBackend(config, why)
     assert gpu is not None, "flashinfer is chosen on a GPU alone"

@@ -1,4 +1,4 @@
-"""Attention on the CPU, in float32, over pages read in place.
+"""Attention on the CPU, in float32, over pages read in place, of any of `elements`.
 
 The work of a batch is cut once a step for each window that layers have (`pieces`) and computed once
 a layer (`paged`), by the thread that asks and by others of the backend's own. This module knows no
@@ -17,7 +17,9 @@ from torch import Tensor
 from .attend import Record
 from .backend import AttentionConfig, check_batch, check_cache, check_query
 from .batch import AttentionBatch
+from .elements import ELEMENTS
 from .emit import LOG2_E
+from .flashinfer_limits import name_of
 from .kv_cache import KVCache
 from .merge import merge_parts
 from .paged import EVERYTHING, run_pieces
@@ -51,14 +53,28 @@ class CpuBackend:
         why: Why this backend was chosen.
         cascade: Whether pages that several requests of a batch see first are read once for all of
             them, where that pays.
+        kv_dtype: Of the cache: one of `elements.ELEMENTS`.
+
+    Raises:
+        ValueError: A cache that the kernels do not read.
     """
 
     name = "cpu"
 
     def __init__(
-        self, config: AttentionConfig, threads: int, why: str, *, cascade: bool = False
+        self,
+        config: AttentionConfig,
+        threads: int,
+        why: str,
+        *,
+        cascade: bool = False,
+        kv_dtype: torch.dtype = torch.float32,
     ) -> None:
+        if kv_dtype not in ELEMENTS:
+            kinds = ", ".join(map(name_of, ELEMENTS))
+            raise ValueError(f"the cpu backend reads {kinds}, not {name_of(kv_dtype)}")
         self.config = config
+        self._kv_dtype = kv_dtype
         self._cascade = cascade
         self.why = why
         self._workers = Workers(threads)
@@ -67,7 +83,7 @@ class CpuBackend:
         self._scale = np.float32(
             config.scale * (1 / config.soft_cap if config.soft_cap else LOG2_E)
         )
-        self._run_pieces = run_pieces()
+        self._run_pieces = run_pieces(kv_dtype)
         self._merge_parts = merge_parts()
         self._batch: AttentionBatch | None = None
         self._checked_pages = 0  # of the pool that the batch was checked for
@@ -98,15 +114,15 @@ class CpuBackend:
         batch = self._checked(q, kv)
         step = self._steps[self.config.window(layer)]
         out = np.empty(q.shape, dtype=np.float32)
-        queries, keys, values = q.numpy(), kv.k(layer).numpy(), kv.v(layer).numpy()
+        queries, cache = q.numpy(), kv.arrays(layer)
         if step.rows is not None:
             queries = queries[step.rows]
         scale, cap, run_pieces = self._scale, self._cap, self._run_pieces
 
         def compute(task: tuple[int, int]) -> None:
             run_pieces(
-                step.pieces, *task, queries, keys, values, batch.kv_indptr, batch.kv_indices,
-                step.window, scale, cap, out, step.parts,
+                step.pieces, *task, queries, *cache, batch.kv_indptr, batch.kv_indices, step.window,
+                scale, cap, out, step.parts,
             )  # fmt: skip
 
         self._workers.run(compute, step.tasks)
@@ -134,8 +150,11 @@ class CpuBackend:
     def _checked(self, q: Tensor, kv: KVCache) -> AttentionBatch:
         """The planned batch, if queries and cache fit it."""
         batch = check_query(self._batch, q, kv, self.config)
-        if q.dtype != torch.float32 or kv.dtype != torch.float32:
-            raise ValueError(f"the cpu backend computes in float32, got {q.dtype} over {kv.dtype}")
+        if (q.dtype, kv.dtype) != (torch.float32, self._kv_dtype):
+            raise ValueError(
+                f"the cpu backend computes in float32 over {name_of(self._kv_dtype)}, "
+                f"got {name_of(q.dtype)} over {name_of(kv.dtype)}"
+            )
         return self._fitting(batch, kv)
 
     def _fitting(self, batch: AttentionBatch, kv: KVCache) -> AttentionBatch:

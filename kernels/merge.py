@@ -12,7 +12,7 @@ import numpy as np
 from numba import float32, int32, int64
 
 from .compiled import entry_point, sources
-from .paged import LOWEST
+from .parts import LOWEST
 from .tile import Floats, Ints
 
 

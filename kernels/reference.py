@@ -43,10 +43,9 @@ class ReferenceBackend:
             rows = slice(int(batch.qo_indptr[r]), int(batch.qo_indptr[r + 1]))
             if rows.start == rows.stop:
                 continue
-            k = kv.k(layer)[pages].flatten(0, 1)[:kv_len]  # [m, K, D]
-            v = kv.v(layer)[pages].flatten(0, 1)[:kv_len]
+            k, v = (x[:kv_len] for x in kv.read(layer, pages, q.dtype))  # [m, K, D]
             window = self.config.window(layer) or kv_len
-            out[rows] = self._attend(q[rows], k.to(q.dtype), v.to(q.dtype), window)
+            out[rows] = self._attend(q[rows], k, v, window)
         return out
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:

@@ -1,8 +1,10 @@
-"""The inner loops as explicit vectors of 16 floats, which LLVM splits where a CPU's are shorter.
+"""Products as explicit vectors of 16 floats, which LLVM splits where a CPU's are shorter.
 
 numba's own loops reach a quarter to a half of what the arithmetic units give, because LLVM keeps
-no block of results in registers; these do. They take flat float32 arrays and offsets into them,
-check nothing, and keep NaN and infinity. This module knows neither pages nor attention.
+no block of results in registers; these do. They take flat arrays and offsets into them, check
+nothing, and keep NaN and infinity. The factor that lies in the cache may be of any of `elements`,
+and is worked out in registers; scales are the caller's. This module knows neither pages nor
+softmax.
 """
 # ruff: noqa: ANN201, ARG001, PLR0917 -- numba calls the outer functions with types, to learn the
 # signature; the arguments' values are met in `generate`.
@@ -19,7 +21,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .emit import INT32, LANES, ZERO, Emit
+from .compiled import compiled
+from .elements import read
+from .emit import LANES, ZERO, Emit
 
 ROWS = 4
 """Rows of a block that `multiply_add` keeps in registers."""
@@ -29,6 +33,18 @@ BLOCK = 4 if get_host_cpu_features().get("avx512f", False) else 1
 
 WIDTHS = tuple(width for width in (1, 2, 4) if width <= BLOCK)
 """Vectors across that a block may have."""
+
+_BOTH, _FOUR = (0, LANES), range(0, LANES, 4)
+_ROUNDS = (
+    [[q + i + x for q in _FOUR for i in half for x in _BOTH] for half in ((0, 1), (2, 3))],
+    [[q + x + i for q in _FOUR for x in _BOTH for i in half] for half in ((0, 1), (2, 3))],
+    *2
+    * [[[x + q + i for x in _BOTH for q in half for i in range(4)] for half in ((0, 8), (4, 12))]],
+)
+"""Of each round of `_lane_sums`, the lanes of two vectors that are added to one another."""
+
+ACROSS = (16, 8, 8, 4) if BLOCK > 1 else (4, 2, 2, 1)
+"""Rows of b in a block of `dot_rows` with 1, 2, 3 and 4 rows of a, as registers allow."""
 
 
 @intrinsic
@@ -56,7 +72,7 @@ def multiply_add(
             a[a_rows[a_row + i] + a_shift + k * a_step] * b[b_rows[b_row + k] + b_shift + j]
 
     The terms are added one by one, in the order of k: cutting the sum in two changes no bit.
-    `a`, `b` and `c` are flat float32; `a_rows` and `b_rows` are int64.
+    `a` and `c` are flat float32, `b` flat of any of `elements`; `a_rows` and `b_rows` are int64.
     """
     intp = types.intp
     numbers = [intp] * 3
@@ -71,13 +87,13 @@ def multiply_add(
             is_rows = builder.icmp_signed("==", rows, ir.Constant(rows.type, height))
             is_vectors = builder.icmp_signed("==", vectors, ir.Constant(rows.type, width))
             with builder.if_then(builder.and_(is_rows, is_vectors)):
-                _multiply_add_block(emit, args, height, width)
+                _multiply_add_block(emit, signature.args[7].dtype, args, height, width)
         return context.get_dummy_value()
 
     return signature, generate
 
 
-def _multiply_add_block(emit: Emit, args: Any, height: int, width: int) -> None:
+def _multiply_add_block(emit: Emit, stored: Any, args: Any, height: int, width: int) -> None:
     """Emit `multiply_add` for a block of `height` rows and `width` vectors."""
     builder = emit.builder
     a, a_rows, b, b_rows, c = (emit.data(i) for i in (2, 3, 7, 8, 12))
@@ -99,7 +115,9 @@ def _multiply_add_block(emit: Emit, args: Any, height: int, width: int) -> None:
     sums = emit.registers([emit.load(target) for target in targets])
     with cgutils.for_range(builder, depth) as loop:
         row = builder.add(builder.load(emit.at(b_rows, b_row, loop.index)), b_shift)
-        right = [emit.load(emit.at(b, row, ir.Constant(word, j * LANES))) for j in range(width)]
+        right = [
+            read(emit, stored, emit.at(b, row, ir.Constant(word, j * LANES))) for j in range(width)
+        ]
         step = builder.mul(loop.index, a_step)
         for i, start in enumerate(starts):
             left = emit.splat(builder.load(emit.at(a, start, step)))
@@ -111,8 +129,9 @@ def _multiply_add_block(emit: Emit, args: Any, height: int, width: int) -> None:
 
 
 @intrinsic
-def dot_16(
+def dot_rows(
     typing_context: Any,
+    rows: Any,
     a: Any,
     a_start: Any,
     b: Any,
@@ -122,150 +141,76 @@ def dot_16(
     depth: Any,
     c: Any,
     c_start: Any,
+    c_stride: Any,
 ):
-    """Multiply one row by 16 others. `depth` is a multiple of 16.
+    """Multiply 1 to ROWS rows with `across(rows)` others. `depth` is a multiple of 16.
 
-        c[c_start + j] = sum over k < depth of a[a_start + k] * b[b_rows[b_row + j] + b_shift + k]
+        c[c_start + i * c_stride + j] = sum over k < depth of
+            a[a_start + i * depth + k] * b[b_rows[b_row + j] + b_shift + k]
 
-    `a`, `b`, `c` are flat float32, `b_rows` int64.
+    `a` and `c` are flat float32, `b` flat of any of `elements`; `b_rows` is int64.
     """
     intp = types.intp
-    signature = types.void(a, intp, b, b_rows, intp, intp, intp, c, intp)
+    signature = types.void(intp, a, intp, b, b_rows, intp, intp, intp, c, intp, intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit = Emit(context, builder, signature, args)
-        a, b, b_rows, c = (emit.data(i) for i in (0, 2, 3, 7))
-        a_start, b_row, b_shift, depth, c_start = args[1], args[4], args[5], args[6], args[8]
-        word = depth.type
-        starts = [
-            emit.at(b, builder.load(emit.at(b_rows, b_row, ir.Constant(word, j))), b_shift)
-            for j in range(LANES)
+        for height, width in enumerate(ACROSS, 1):
+            is_rows = builder.icmp_signed("==", args[0], ir.Constant(args[0].type, height))
+            with builder.if_then(is_rows):
+                _dot_block(emit, signature.args[3].dtype, args, height, width)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _dot_block(emit: Emit, stored: Any, args: Any, height: int, width: int) -> None:
+    """Emit `dot_rows` for `height` rows of a and `width` rows of b."""
+    builder = emit.builder
+    a, b, b_rows, c = (emit.data(i) for i in (1, 3, 4, 8))
+    a_start, b_row, b_shift, depth, c_start, c_stride = (args[i] for i in (2, 5, 6, 7, 9, 10))
+    word = depth.type
+
+    def number(value: int) -> Any:
+        return ir.Constant(word, value)
+
+    starts = [
+        emit.at(b, builder.load(emit.at(b_rows, b_row, number(j))), b_shift) for j in range(width)
+    ]
+    lefts = [emit.at(a, a_start, builder.mul(depth, number(i))) for i in range(height)]
+    sums = emit.registers([ZERO] * (height * width))
+    with cgutils.for_range(builder, builder.udiv(depth, number(LANES))) as loop:
+        k = builder.mul(loop.index, number(LANES))
+        left = [emit.load(emit.at(start, k)) for start in lefts]
+        for j, start in enumerate(starts):
+            right = read(emit, stored, emit.at(start, k))
+            for i in range(height):
+                sum_ = sums[i * width + j]
+                builder.store(emit.fma(left[i], right, builder.load(sum_)), sum_)
+    found = _lane_sums(emit, [builder.load(sum_) for sum_ in sums])
+    for i in range(height):
+        vector, lane = found[i * width // LANES], i * width % LANES
+        mine = emit.shuffle(vector, vector, list(range(lane, lane + width)))
+        target = emit.at(c, c_start, builder.mul(c_stride, number(i)))
+        builder.store(mine, builder.bitcast(target, mine.type.as_pointer()), align=4)
+
+
+def _lane_sums(emit: Emit, vectors: list[Any]) -> list[Any]:
+    """The sums of vectors: lane j % 16 of vector j // 16 is that of `vectors[j]`.
+
+    Four rounds, each of which halves the number of vectors. The first two stay within four lanes,
+    which is one instruction a shuffle.
+    """
+    vectors = vectors + [ZERO] * (-len(vectors) % LANES)
+    for low, high in _ROUNDS:
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [
+            emit.builder.fadd(emit.shuffle(x, y, low), emit.shuffle(x, y, high)) for x, y in pairs
         ]
-        sums = emit.registers([ZERO] * LANES)
-        count = builder.udiv(depth, ir.Constant(word, LANES))
-        with cgutils.for_range(builder, count) as loop:
-            k = builder.mul(loop.index, ir.Constant(word, LANES))
-            left = emit.load(emit.at(a, a_start, k))
-            for start, sum_ in zip(starts, sums, strict=True):
-                right = emit.load(emit.at(start, k))
-                builder.store(emit.fma(left, right, builder.load(sum_)), sum_)
-        # Halve the number of vectors until lane j of the one that is left is the sum of vector j.
-        even, odd = list(range(0, 2 * LANES, 2)), list(range(1, 2 * LANES, 2))
-        parts = [builder.load(sum_) for sum_ in sums]
-        while len(parts) > 1:
-            parts = [
-                builder.fadd(emit.shuffle(x, y, even), emit.shuffle(x, y, odd))
-                for x, y in zip(parts[::2], parts[1::2], strict=True)
-            ]
-        emit.store(parts[0], emit.at(c, c_start))
-        return context.get_dummy_value()
-
-    return signature, generate
+    return vectors
 
 
-@intrinsic
-def cap_scores(typing_context: Any, scores: Any, start: Any, cap: Any):
-    """Cap 16 scores softly.
-
-        scores[start + j] = cap * tanh(scores[start + j])
-
-    `scores` are flat float32.
-    """
-    signature = types.void(scores, types.intp, types.float32)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = Emit(context, builder, signature, args)
-        target = emit.at(emit.data(0), args[1])
-        capped = builder.fmul(emit.splat(args[2]), emit.tanh(emit.load(target)))
-        emit.store(capped, target)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@intrinsic
-def weigh_column(typing_context: Any, scores: Any, start: Any, tops: Any, top: Any, totals: Any):
-    """Turn 16 scores into weights, and add each to a sum of its own.
-
-        scores[start + j] = 2 ** (scores[start + j] - tops[top + j])
-        totals[top + j] += scores[start + j]
-
-    The exponents are at most 0; those below -126 give 0. All arrays are flat float32.
-    """
-    intp = types.intp
-    signature = types.void(scores, intp, tops, intp, totals)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = Emit(context, builder, signature, args)
-        target = emit.at(emit.data(0), args[1])
-        tops = emit.load(emit.at(emit.data(2), args[3]))
-        weight = emit.exp2(builder.fsub(emit.load(target), tops))
-        emit.store(weight, target)
-        total = emit.at(emit.data(4), args[3])
-        emit.store(builder.fadd(emit.load(total), weight), total)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@intrinsic
-def weigh_row(typing_context: Any, scores: Any, start: Any, tops: Any, totals: Any, row: Any):
-    """Turn 64 scores into weights under the greatest so far, and add them to one sum.
-
-        old, tops[row] = tops[row], max(tops[row], scores[start : start + 64])
-        factor = 2 ** (old - tops[row])
-        scores[start + j] = 2 ** (scores[start + j] - tops[row])
-        totals[row] = totals[row] * factor + sum of scores[start : start + 64]
-
-    Exponents below -126 give 0. All arrays are flat float32.
-
-    Returns:
-        The factor, for what has been summed up with the older weights.
-    """
-    intp = types.intp
-    signature = types.float32(scores, intp, tops, totals, intp)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = Emit(context, builder, signature, args)
-        word = args[1].type
-        targets = [
-            emit.at(emit.data(0), args[1], ir.Constant(word, j)) for j in range(0, 64, LANES)
-        ]
-        scores = [emit.load(target) for target in targets]
-        top, total = emit.at(emit.data(2), args[4]), emit.at(emit.data(3), args[4])
-        old = emit.splat(builder.load(top))
-        most = old
-        for vector in scores:
-            most = emit.most(most, vector)
-        for distance in (8, 4, 2, 1):
-            most = emit.most(most, emit.shuffle(most, most, [j ^ distance for j in range(LANES)]))
-        factor = emit.exp2(builder.fsub(old, most))
-        weights = [emit.exp2(builder.fsub(vector, most)) for vector in scores]
-        sums = builder.fadd(
-            builder.fadd(weights[0], weights[1]), builder.fadd(weights[2], weights[3])
-        )
-        for distance in (8, 4, 2, 1):
-            lanes = [j ^ distance for j in range(LANES)]
-            sums = builder.fadd(sums, emit.shuffle(sums, sums, lanes))
-        for weight, target in zip(weights, targets, strict=True):
-            emit.store(weight, target)
-        sums = emit.fma(emit.splat(builder.load(total)), factor, sums)
-        first = ir.Constant(INT32, 0)
-        builder.store(builder.extract_element(most, first), top)
-        builder.store(builder.extract_element(sums, first), total)
-        return builder.extract_element(factor, first)
-
-    return signature, generate
-
-
-@intrinsic
-def prefetch(typing_context: Any, array: Any, start: Any):
-    """Ask for the cache line of an element that will be read soon."""
-    signature = types.void(array, types.intp)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = Emit(context, builder, signature, args)
-        emit.prefetch(emit.at(emit.data(0), args[1]))
-        return context.get_dummy_value()
-
-    return signature, generate
+@compiled
+def across(rows: int) -> int:
+    """Rows of b in a block of `dot_rows` with so many rows of a."""
+    return ACROSS[rows - 1]

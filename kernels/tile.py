@@ -9,34 +9,59 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import compiled
+from .elements import prefetch, widen_one, widen_vector
 from .emit import LANES
-from .simd import BLOCK, ROWS, multiply_add, prefetch
+from .simd import BLOCK, ROWS, multiply_add
 
+Elements = NDArray[np.float32 | np.int16 | np.int8]
+Bytes = NDArray[np.int8]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Words = NDArray[np.int64]
 
 TILE = 64
-"""Positions of KV that are scored at once; `simd.weigh_row` takes 64."""
+"""Positions of KV that are scored at once; `softmax.weigh_row` takes 64."""
+
+LINE = 64
+"""Bytes that a CPU reads at once."""
 
 
 @compiled
-def prefetch_rows(array: Floats, rows: Words, first: int, end: int, row: int) -> None:
-    """Ask for rows that the next tile reads."""
+def prefetch_rows(array: Elements, rows: Words, first: int, end: int, shift: int, dim: int) -> None:  # noqa: PLR0917
+    """Ask for `dim` elements of rows that will be read soon, from `shift` on."""
+    line = LINE // array.itemsize
     for j in range(first, end):
-        for d in range(0, row, LANES):
-            prefetch(array, rows[j] + d)
+        for d in range(0, dim, line):
+            prefetch(array, rows[j] + shift + d)
 
 
 @compiled
 def find_rows(  # noqa: PLR0917
-    pages: Ints, begin: int, width: int, page_size: int, row: int, offsets: Words
+    pages: Ints, begin: int, end: int, count: int, page_size: int, row: int, offsets: Words
 ) -> None:
-    """Set where the rows of `width` positions start, the last one repeated to the tile's end."""
-    for j in range(TILE):
-        position = begin + min(j, width - 1)
-        page = np.int64(pages[position // page_size])
-        offsets[j] = (page * page_size + position % page_size) * row
+    """Set where `count` rows from position `begin` on start; the one before `end` is repeated."""
+    at, inside = begin // page_size, begin % page_size
+    for j in range(min(count, end - begin)):
+        offsets[j] = (np.int64(pages[at]) * page_size + inside) * row
+        inside += 1
+        if inside == page_size:
+            at, inside = at + 1, 0
+    for j in range(end - begin, count):
+        offsets[j] = offsets[end - begin - 1]
+
+
+@compiled
+def widen_rows(  # noqa: PLR0917
+    array: Elements, rows: Words, count: int, shift: int, dim: int, scales: Floats, made: Floats
+) -> None:
+    """Write `count` rows as float32, in whole vectors, from the beginning of `made` on."""
+    stride = whole_vectors(dim)
+    whole = dim // LANES * LANES
+    for j in range(count):
+        for d in range(0, whole, LANES):
+            widen_vector(array, rows[j] + shift + d, scales[j], made, j * stride + d)
+        for d in range(whole, dim):
+            made[j * stride + d] = widen_one(array, rows[j] + shift + d, scales[j])
 
 
 @compiled
@@ -47,17 +72,19 @@ def add_product(  # noqa: PLR0917
     a_row: int,
     a_shift: int,
     a_step: int,
-    b: Floats,
+    b: Elements,
     b_rows: Words,
     b_row: int,
     b_shift: int,
     depth: int,
     c: Floats,
     c_row: int,
+    width: int,
 ) -> None:
-    """Add a product to `count` rows of c, of whole vectors each; see `multiply_add`."""
-    width = c.shape[1]
-    flat = c.reshape(-1)
+    """Add a product to `count` rows of c, of whole vectors and `width` each; see `multiply_add`.
+
+    All arrays are flat: to make one so in here would take as long as a small product.
+    """
     first = 0
     while first < width:  # columns outside: a block of b stays in the cache for all rows
         vectors = BLOCK
@@ -67,7 +94,7 @@ def add_product(  # noqa: PLR0917
             multiply_add(
                 min(ROWS, count - row), vectors, a, a_rows, a_row + row, a_shift, a_step,
                 b, b_rows, b_row, b_shift + first, depth,
-                flat, (c_row + row) * width + first, width,
+                c, (c_row + row) * width + first, width,
             )  # fmt: skip
         first += vectors * LANES
 

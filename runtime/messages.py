@@ -39,6 +39,7 @@ class Limits(msgspec.Struct, frozen=True):
     attention_why: str = ""
     max_batched_tokens: int = 256
     weights: str = ""
+    kv_cache_dtype: str = ""
 
 
 # ---- front to core ----

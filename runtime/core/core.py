@@ -113,6 +113,7 @@ class Core:
             device_why=placement.why,
             attention_why=self.runner.attention_why,
             weights=self.runner.weights_name,
+            kv_cache_dtype=str(placement.kv_dtype).removeprefix("torch."),
             max_batched_tokens=placement.max_batched_tokens,
         )
         threads = config.threads or len(os.sched_getaffinity(0))

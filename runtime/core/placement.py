@@ -20,7 +20,9 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+GPU_KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+CPU_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+"""Of the KV cache, beside that of the activations."""
 CPU_TOKENS, GPU_TOKENS = 256, 8192
 """What a step computes at most, where the settings do not say."""
 
@@ -69,7 +71,9 @@ def place(config: EngineConfig) -> Placement:
                 return _on_cpu(config, f"auto: {missing}")
     accelerator = Cuda(torch.cuda.current_device())
     dtype = DTYPES["bfloat16" if config.dtype == "auto" else config.dtype]
-    kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, dtype)
+    kv_dtype = _kv_dtype(
+        config, {**GPU_KV_DTYPES, str(dtype).removeprefix("torch."): dtype}, dtype, "on a GPU"
+    )
     return Placement(
         device=accelerator.device,
         dtype=dtype,
@@ -81,13 +85,13 @@ def place(config: EngineConfig) -> Placement:
 
 
 def _on_cpu(config: EngineConfig, why: str) -> Placement:
-    for name, value in (("dtype", config.dtype), ("kv_cache_dtype", config.kv_cache_dtype)):
-        if value not in {"auto", "float32"}:
-            raise Unsupported(
-                f"{name}: {value} is not there on the CPU ({why}); use float32 or auto, "
-                "or device=cuda",
-                name,
-            )
+    if config.dtype not in {"auto", "float32"}:
+        raise Unsupported(
+            f"dtype: {config.dtype} is not there on the CPU ({why}); use float32 or auto, "
+            "or device=cuda",
+            "dtype",
+        )
+    kv_dtype = _kv_dtype(config, CPU_KV_DTYPES, torch.float32, f"on the CPU ({why})")
     if config.attention_backend == "flashinfer":
         reason = why if config.device == "auto" else "device=cpu"
         raise Unsupported(
@@ -97,10 +101,23 @@ def _on_cpu(config: EngineConfig, why: str) -> Placement:
     return Placement(
         device=torch.device("cpu"),
         dtype=torch.float32,
-        kv_dtype=torch.float32,
+        kv_dtype=kv_dtype,
         max_batched_tokens=config.max_batched_tokens or CPU_TOKENS,
         why=why,
     )
+
+
+def _kv_dtype(
+    config: EngineConfig, known: dict[str, torch.dtype], auto: torch.dtype, where: str
+) -> torch.dtype:
+    """The dtype of the KV cache, of those that are known here."""
+    name = config.kv_cache_dtype
+    if name != "auto" and name not in known:
+        raise Unsupported(
+            f"kv_cache_dtype: {name} is not there {where}; use auto or {', '.join(known)}",
+            "kv_cache_dtype",
+        )
+    return known.get(name, auto)
 
 
 def refuse(error: ValueError) -> InvalidRequest:

@@ -102,6 +102,7 @@ class ModelRunner:
             threads=threads,
             cascade=not config.disable_cascade,
             gpu=where.gpu,
+            kv_dtype=where.kv_dtype,
         )
         self.attention_name = self.attention.name
         accelerator = where.gpu.accelerator if where.gpu else None

@@ -22,12 +22,22 @@ LAYERS, LAYER = 2, 1
 TOLERANCE = 4e-6  # of float32 sums of some hundred terms of size 1
 
 
+KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+
+
+def poison(kv, layer, where=slice(None)):
+    """Put NaN into rows of a cache; an int8 row takes it in its scale."""
+    for rows in (kv.k_scales, kv.v_scales) if kv.scaled else (kv.k, kv.v):
+        rows(layer)[where] = torch.nan
+
+
 class Case:
     """A batch of requests, with their rows in a cache that is NaN elsewhere."""
 
     def __init__(
-        self, requests, *, page_size, kv_heads, group, head_dim, seed, spare=3, window=0, **config
-    ):
+        self, requests, *, page_size, kv_heads, group, head_dim, seed, spare=3, window=0,
+        kv_dtype=torch.float32, **config,
+    ):  # fmt: skip
         torch.manual_seed(seed)
         self.config = AttentionConfig(
             kv_heads * group,
@@ -42,10 +52,9 @@ class Case:
         pages = np.random.default_rng(seed).permutation(num_pages).tolist()
         self.tables = [[pages.pop() for _ in range(count)] for count in counts]
         self.requests = requests
-        self.kv = KVCache(LAYERS, num_pages, page_size, kv_heads, head_dim)
+        self.kv = KVCache(LAYERS, num_pages, page_size, kv_heads, head_dim, kv_dtype)
         for layer in range(LAYERS):
-            self.kv.k(layer).fill_(torch.nan)
-            self.kv.v(layer).fill_(torch.nan)
+            poison(self.kv, layer)
             for table, (kv_len, _) in zip(self.tables, requests, strict=True):
                 slots = torch.tensor(
                     [table[i // page_size] * page_size + i % page_size for i in range(kv_len)],
@@ -62,8 +71,7 @@ class Case:
         size, window = self.config.page_size, self.config.window(layer)
         for table, (kv_len, q_len) in zip(self.tables, self.requests, strict=True):
             for i in range(max(0, kv_len - q_len + 1 - window)):
-                self.kv.k(layer)[table[i // size], i % size] = torch.nan
-                self.kv.v(layer)[table[i // size], i % size] = torch.nan
+                poison(self.kv, layer, (table[i // size], i % size))
 
     def __repr__(self):
         return f"Case({self.requests}, {self.config})"
@@ -78,7 +86,7 @@ class Case:
         )
 
     def run(self, name, *which, layer=LAYER, threads=1, dtype=torch.float32):
-        backend = make_backend(name, self.config, threads=threads)
+        backend = make_backend(name, self.config, threads=threads, kv_dtype=self.kv.dtype)
         backend.plan(self.batch(*which))
         rows = torch.cat([self.q[i] for i in which or range(len(self.q))])
         return backend.run(layer, rows.to(dtype), self.kv)
@@ -89,10 +97,7 @@ def naive(case, layer=LAYER):
     rows = []
     config = case.config
     for table, (kv_len, q_len), q in zip(case.tables, case.requests, case.q, strict=True):
-        k, v = (
-            np.concatenate([page(layer)[i].double().numpy() for i in table])[:kv_len]
-            for page in (case.kv.k, case.kv.v)
-        )
+        k, v = (x[:kv_len].numpy() for x in case.kv.read(layer, torch.tensor(table), torch.float64))
         for i in range(q_len):
             seen = kv_len - q_len + i + 1
             first = max(0, seen - (config.window(layer) or seen))
@@ -125,6 +130,7 @@ def cases(draw):
         window=draw(st.sampled_from([0, 0, 1, 5, 16, 63, 64, 65, 100, 1000])),
         scale=draw(st.sampled_from([0.0, 0.0, 0.02, 0.08])),
         soft_cap=draw(st.sampled_from([0.0, 0.0, 1.5, 50.0])),
+        kv_dtype=draw(st.sampled_from(KV_DTYPES)),
     )
 
 
@@ -165,9 +171,10 @@ def test_neither_the_batch_nor_the_threads_move_a_result(case, threads):
     assert torch.equal(together, alone)
 
 
-def test_long_context_is_split_and_merged():
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_long_context_is_split_and_merged(kv_dtype):
     requests = [(3000, 1), (2100, 2), (2300, 100), (1, 1), (1500, 9)]
-    case = Case(requests, page_size=16, kv_heads=3, group=3, head_dim=64, seed=0)
+    case = Case(requests, page_size=16, kv_heads=3, group=3, head_dim=64, seed=0, kv_dtype=kv_dtype)
     assert pieces.divide(case.batch(), case.config).merges
     expected = case.run("reference", dtype=torch.float64)
     found = case.run("cpu", threads=2)
@@ -304,6 +311,12 @@ def test_refusals():
             backend.run(0, case.q[0], KVCache(1, max(case.tables[0]), 8, 1, 64))
     with pytest.raises(ValueError, match="float32"):
         case.run("cpu", dtype=torch.float64)
+    backend = make_backend("cpu", case.config, kv_dtype=torch.int8)
+    backend.plan(case.batch())
+    with pytest.raises(ValueError, match="over int8, got float32 over float32"):
+        backend.run(0, case.q[0], case.kv)
+    with pytest.raises(ValueError, match="reads float32, bfloat16, int8, not float16"):
+        make_backend("cpu", case.config, kv_dtype=torch.float16)
 
 
 def test_names():

@@ -24,7 +24,10 @@ class Forest:
         own: Of each request, the tokens behind its prefix, and how many of them are rows.
     """
 
-    def __init__(self, paths, own, *, page_size, kv_heads, group, head_dim, seed=0, **config):
+    def __init__(
+        self, paths, own, *, page_size, kv_heads, group, head_dim, seed=0,
+        kv_dtype=torch.float32, **config,
+    ):  # fmt: skip
         torch.manual_seed(seed)
         self.config = AttentionConfig(kv_heads * group, kv_heads, head_dim, page_size, **config)
         fresh = itertools.count(1)
@@ -43,15 +46,18 @@ class Forest:
             self.q_lens.append(rows)
         order = np.random.default_rng(seed).permutation(next(fresh))
         self.tables = [[int(order[page]) for page in table] for table in self.tables]
-        self.kv = KVCache(1, len(order), page_size, kv_heads, head_dim)
-        self.kv.k(0).fill_(torch.nan)
-        self.kv.v(0).fill_(torch.nan)
-        for table, length in zip(self.tables, self.kv_lens, strict=True):
-            for at in range(length):
-                page, row = table[at // page_size], at % page_size
-                if torch.isnan(self.kv.k(0)[page, row]).any():
-                    self.kv.k(0)[page, row] = torch.randn(kv_heads, head_dim)
-                    self.kv.v(0)[page, row] = torch.randn(kv_heads, head_dim)
+        self.kv = KVCache(1, len(order), page_size, kv_heads, head_dim, kv_dtype)
+        for rows in (
+            (self.kv.k_scales, self.kv.v_scales) if self.kv.scaled else (self.kv.k, self.kv.v)
+        ):
+            rows(0).fill_(torch.nan)
+        written = {
+            table[at // page_size] * page_size + at % page_size
+            for table, length in zip(self.tables, self.kv_lens, strict=True)
+            for at in range(length)
+        }
+        k, v = torch.randn(2, len(written), kv_heads, head_dim).unbind()
+        self.kv.write(0, torch.tensor(sorted(written), dtype=torch.int64), k, v)
         self.q = torch.randn(sum(self.q_lens), kv_heads * group, head_dim)
 
     def batch(self):
@@ -60,7 +66,9 @@ class Forest:
         )
 
     def run(self, name="cpu", *, cascade=False, threads=1, dtype=torch.float32):
-        backend = make_backend(name, self.config, threads=threads, cascade=cascade)
+        backend = make_backend(
+            name, self.config, threads=threads, cascade=cascade, kv_dtype=self.kv.dtype
+        )
         backend.plan(self.batch())
         return backend.run(0, self.q.to(dtype), self.kv)
 
@@ -91,6 +99,7 @@ def forests(draw):
         head_dim=draw(st.sampled_from([64, 80, 20])),
         seed=draw(st.integers(0, 2**32 - 1)),
         soft_cap=draw(st.sampled_from([0.0, 0.0, 5.0])),
+        kv_dtype=draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int8])),
     )
 
 

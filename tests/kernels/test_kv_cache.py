@@ -1,5 +1,6 @@
 """The pool's memory against arrays that do the same naively."""
 
+import itertools
 import subprocess
 import sys
 from collections import namedtuple
@@ -73,12 +74,69 @@ def test_writes_and_copies(drawn, seed):
         assert np.array_equal(cache.v(layer), naive[layer, 1])
 
 
+@settings(deadline=None)
+@given(st.lists(steps(), max_size=6), st.integers(0, 2**32 - 1))
+def test_writes_and_copies_in_int8(drawn, seed):
+    """What is read is off by at most half a scale; written again, it is what it was."""
+    generator = torch.Generator().manual_seed(seed)
+    cache = KVCache(LAYERS, PAGES, ROWS, HEADS, DIM, torch.int8)
+    again = KVCache(LAYERS, PAGES, ROWS, HEADS, DIM, torch.int8)
+    naive = np.zeros((LAYERS, 2, PAGES, ROWS, HEADS, DIM), np.float32)
+    for copies, slots in drawn:
+        cache.copy_rows(copies)
+        for source, destination, rows in copies:
+            for row in range(rows):
+                naive[:, :, destination, row] = naive[:, :, source, row].copy()
+        for layer in range(LAYERS):
+            size = 10.0 ** torch.randint(-6, 6, (len(slots), HEADS + 1, 1), generator=generator)
+            wide = torch.randn(len(slots), HEADS + 1, 2 * DIM, generator=generator) * size
+            k, v = wide[:, 1:, :DIM], wide[:, 1:, DIM:]  # with gaps, as a model gives them
+            cache.write(layer, torch.tensor(slots, dtype=torch.int64), k, v)
+            for i, slot in enumerate(slots):
+                naive[layer, 0, slot // ROWS, slot % ROWS] = k[i]
+                naive[layer, 1, slot // ROWS, slot % ROWS] = v[i]
+    every = torch.arange(PAGES)
+    for layer in range(LAYERS):
+        found = cache.read(layer, every, torch.float64)
+        for part, expected in zip(found, naive[layer].reshape(2, -1, HEADS, DIM), strict=True):
+            most = np.abs(expected).max(axis=-1, keepdims=True)
+            assert (np.abs(part.numpy() - expected) <= most / 127 * 0.5001).all()
+        again.write(layer, torch.arange(PAGES * ROWS), *(x.float() for x in found))
+        assert torch.equal(again.k(layer), cache.k(layer))
+        assert torch.equal(again.v(layer), cache.v(layer))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_int8_cannot_hold_shows(bad):
+    cache = KVCache(1, 2, ROWS, 2, DIM, torch.int8)
+    k, v = torch.ones(1, 2, DIM), torch.ones(1, 2, DIM)
+    k[0, 0, 1], v[0, 1, 2] = bad, bad
+    cache.write(0, torch.tensor([5]), k, v)
+    keys, values = cache.read(0, torch.tensor([1]), torch.float32)
+    assert keys[1].isnan().all(dim=-1).tolist() == [True, False]
+    assert values[1].isnan().all(dim=-1).tolist() == [False, True]
+    assert not keys[0].any()
+
+
+def test_bytes_of_a_page():
+    shape = (3, 16, 2, 64)
+    sizes = [KVCache.bytes_per_page(*shape, t) for t in (torch.float32, torch.bfloat16, torch.int8)]
+    assert sizes == [2 * 3 * 16 * 2 * n for n in (256, 128, 64 + 4)]
+    cache = KVCache(3, 5, 16, 2, 64, torch.int8)
+    held = (cache.k(0), cache.k_scales(0))
+    assert sum(x.untyped_storage().nbytes() for x in held) == 5 * sizes[2]
+
+
 def test_refusals():
-    cache = KVCache(1, PAGES, ROWS, HEADS, DIM)
     row = torch.zeros(1, HEADS, DIM)
-    for slot in (-1, PAGES * ROWS):
+    for dtype, slot in itertools.product((torch.float32, torch.int8), (-1, PAGES * ROWS)):
+        cache = KVCache(1, PAGES, ROWS, HEADS, DIM, dtype)
         with pytest.raises(IndexError):
             cache.write(0, torch.tensor([slot]), row, row)
+    with pytest.raises(ValueError, match="CPU alone"):
+        KVCache(1, PAGES, ROWS, HEADS, DIM, torch.int8, torch.device("meta"))
+    with pytest.raises(ValueError, match="no compiled kernel"):
+        KVCache(1, PAGES, ROWS, HEADS, DIM, torch.float64).arrays(0)
     with pytest.raises(ValueError, match="at least 1"):
         KVCache(1, 0, ROWS, HEADS, DIM)
     with pytest.raises(MemoryError, match="MiB"):

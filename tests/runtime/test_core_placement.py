@@ -74,7 +74,7 @@ def test_without_a_gpu_it_is_the_cpu_and_says_why():
         ({"device": "cuda"}, "device", "use device=cpu"),
         ({"dtype": "bfloat16"}, "dtype", "use float32"),
         ({"dtype": "float16", "device": "cpu"}, "dtype", "use float32"),
-        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype", "use float32 or auto"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype", "use auto or float32, bfloat16, int8"),
         ({"attention_backend": "flashinfer"}, "attention_backend", "attention_backend=auto"),
         ({"attention_backend": "flashinfer", "device": "cpu"}, "attention_backend", "device=cpu"),
     ],
@@ -96,6 +96,22 @@ def test_a_gpu_is_taken(gpu):
     where = place(config(dtype="float16", kv_cache_dtype="fp8_e5m2"))
     assert (where.dtype, where.kv_dtype) == (torch.float16, torch.float8_e5m2)
     assert (where.gpu.dtype, where.gpu.kv_dtype) == (where.dtype, where.kv_dtype)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_kinds_of_cache_on_the_cpu():
+    for name in ("float32", "bfloat16", "int8"):
+        where = place(config(kv_cache_dtype=name))
+        assert (where.dtype, where.kv_dtype) == (torch.float32, getattr(torch, name))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_kinds_of_cache_on_a_gpu():
+    for name in ("int8", "float32"):
+        with pytest.raises(Unsupported, match="fp8_e4m3, fp8_e5m2, bfloat16") as caught:
+            place(config(kv_cache_dtype=name))
+        assert caught.value.param == "kv_cache_dtype"
+    assert place(config(kv_cache_dtype="bfloat16")).kv_dtype == torch.bfloat16
 
 
 def test_the_cpu_is_taken_where_it_is_asked_for(gpu):
