@@ -15,26 +15,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .backend import AttentionConfig
+from .emit import LANES
 from .paged import is_few
 from .tile import TILE
 
 VECTORS = 192
-"""Query vectors of a KV head in a piece with many of them: enough to be bound by arithmetic."""
+"""Query vectors of a KV head, of up to 64 numbers each, in a piece with many of them: enough to be
+bound by arithmetic, and few enough that a core keeps their sums beside a tile."""
 
 FEW_BYTES = 768 << 10
-"""KV that a piece with few query vectors reads, about; some 60 microseconds."""
+"""KV in float32 that a piece with few query vectors reads, about; some 30 microseconds. How it is
+stored moves no cut."""
 
 MANY_POSITIONS = 1024
 """Positions that a piece with many query vectors sees, about, times the pieces side by side."""
 
-READ = 10.0
-"""Bytes that a core reads in a nanosecond, about."""
+READ, COMPUTE = 30.0, 160.0
+"""Of a piece with few query vectors: bytes in float32 that a core reads in a nanosecond, and
+floating point operations that it does, one after the other."""
 
-COMPUTE = 100.0
-"""Floating point operations that a core does in a nanosecond, about."""
+WIDEN, MULTIPLY = 20.0, 200.0
+"""The same of one with many; its vectors count by whole sixteens."""
 
-PART = 200.0
-"""Nanoseconds that it takes to write a part and to merge it, about."""
+PIECE, PART = 2000.0, 40.0
+"""Nanoseconds that a piece takes, whatever it reads, and that it takes to write a part and to merge
+it. These six are measured by `benchmarks/kernels.py`; they say what is worth sharing, and balance
+threads. docs/kernels.md has them."""
 
 INLINE = 60_000.0
 """Nanoseconds of work below which waking other threads (some 20,000) does not pay."""
@@ -145,8 +151,7 @@ class Cutter:
 
     def __init__(self, config: AttentionConfig, window: int = 0) -> None:
         self.plan = Plan()
-        self.size = config.num_kv_heads * config.head_dim * 8
-        """Bytes of the keys and values at a position."""
+        self._size = config.num_kv_heads * config.head_dim * 8  # of a position, in float32
         self._heads = config.num_kv_heads
         self._group = config.num_heads // config.num_kv_heads
         self._dim = config.head_dim
@@ -155,6 +160,14 @@ class Cutter:
     def is_few(self, rows: int) -> bool:
         """Whether so many rows are bound by reading, and share it."""
         return _is_few(rows * self._group, self._dim)
+
+    def cost(self, rows: int) -> float:
+        """Nanoseconds that a position of a KV head takes for so many rows, about."""
+        vectors = rows * self._group
+        if self.is_few(rows):
+            return 8 * self._dim / READ + 4 * self._dim * vectors / COMPUTE
+        vectors = -(-vectors // LANES) * LANES
+        return 8 * self._dim / WIDEN + 4 * self._dim * vectors / MULTIPLY
 
     def add(self, rows: Rows) -> None:
         """Add all pieces of some rows, and what merges them."""
@@ -189,7 +202,7 @@ class Cutter:
         """Rows in nearly equal shares; few are one share. Each ends where its last row does."""
         if self.is_few(rows.count):
             return [self._seen(rows)]
-        shares = -(-rows.count // max(1, VECTORS // self._group))
+        shares = self._side_by_side(rows.count)
         height = -(-rows.count // shares)
         return [
             self._seen(
@@ -202,6 +215,11 @@ class Cutter:
             )
             for first in range(rows.row, rows.row_end, height)
         ]
+
+    def _side_by_side(self, rows: int) -> int:
+        """Shares of so many rows."""
+        vectors = VECTORS * 64 // max(self._dim, 64)
+        return -(-rows // max(1, vectors // self._group))
 
     def _seen(self, rows: Rows) -> Rows:
         """Without the positions that none of the rows sees."""
@@ -221,9 +239,9 @@ class Cutter:
     def _ranges(self, share: Rows, rows: Rows) -> list[range]:
         """Nearly equal ranges of positions, whole tiles but the last."""
         if self.is_few(rows.count):
-            most = FEW_BYTES // self.size
+            most = FEW_BYTES // self._size
         else:
-            most = MANY_POSITIONS * -(-rows.count // max(1, VECTORS // self._group))
+            most = MANY_POSITIONS * self._side_by_side(rows.count)
         begin, end = share.kv_begin, share.kv_end
         splits = -(-(end - begin) // max(most, TILE))
         width = -(-(end - begin) // (splits * TILE)) * TILE
@@ -238,11 +256,8 @@ class Cutter:
     def _add_piece(self, rows: Rows, heads: range, kv: range, part: int) -> None:
         place = (rows.request, rows.row, rows.row_end, heads.start, heads.stop)
         self.plan.pieces.append((*place, kv.start, kv.stop, rows.position, part))
-        if self.is_few(rows.count):
-            cost = self.size / READ
-        else:
-            cost = 4 * rows.count * self._group * self._dim / COMPUTE
-        self.plan.costs.append(cost * len(kv))
+        cost = self.cost(rows.count) * len(heads) * len(kv)
+        self.plan.costs.append(PIECE + cost)
 
     def _add_merge(self, row: int, row_end: int, heads: range, sources: list[Source]) -> None:
         begin = len(self.plan.sources)

@@ -21,7 +21,7 @@ from .few import compute_few
 from .many import compute_many
 from .tile import Elements, Floats, Ints
 
-FEW = 24
+FEW = 48
 """Query vectors of a KV head up to which `few` is faster; it needs whole vectors in a head."""
 
 EVERYTHING = 1 << 40

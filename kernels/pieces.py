@@ -10,7 +10,7 @@ import numpy as np
 from .backend import AttentionConfig
 from .batch import AttentionBatch
 from .cascade import Sharing, find_sharing
-from .cut import COMPUTE, MANY_POSITIONS, PART, READ, Cutter, Plan, Rows, Source
+from .cut import MANY_POSITIONS, PART, PIECE, Cutter, Plan, Rows, Source
 
 
 def divide(
@@ -56,15 +56,16 @@ def _rows(request: int, row: int, count: int, kv_len: int) -> Rows:
 
 
 def _pays(cutter: Cutter, config: AttentionConfig, requests: int, positions: int) -> bool:
-    """Whether to read so many positions once for the few rows of so many requests.
+    """Whether to read so many positions once for one row each of so many requests.
 
-    A request by itself is bound by reading. Many together may be bound by arithmetic, and each has
-    parts to be merged.
+    That saves reading them again and again, and adds to each request a piece, and parts that are
+    merged.
     """
-    reads = positions * cutter.size / READ
-    work = 4 * requests * config.num_heads * config.head_dim * positions / COMPUTE
-    parts = requests * config.num_heads * PART * -(-positions // MANY_POSITIONS)
-    return requests * reads > max(reads, work) + parts
+    seen = positions * config.num_kv_heads
+    alone = requests * seen * cutter.cost(1)
+    parts = 1 + -(-positions // MANY_POSITIONS)
+    more = requests * (PIECE + config.num_heads * PART * parts)
+    return alone > seen * cutter.cost(requests) + more
 
 
 def _add_sharing(cutter: Cutter, sharing: Sharing, owners: list[Rows]) -> None:
