@@ -9,7 +9,7 @@ MODEL  := smollm2-135m
 # of that name, which transformers looks for.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo install model test test-slow test-gpu lint bench clean
+.PHONY: demo install model test test-slow test-gpu lint bench bench-kernels clean
 
 demo: model
 	$(BIN)/boughs run --model $(MODEL) examples/multi_turn.py
@@ -37,13 +37,20 @@ lint: $(STAMP)
 
 bench: model
 	$(BIN)/python benchmarks/radix.py
-	$(BIN)/python benchmarks/kernels.py
-	$(BIN)/python benchmarks/linear.py
+	$(MAKE) bench-kernels
 	$(BIN)/python benchmarks/perplexity.py
 	$(BIN)/python benchmarks/lang.py
 	$(BIN)/python benchmarks/engine.py
 	GOMP_SPINCOUNT=0 $(BIN)/python benchmarks/host.py
 	$(BIN)/python benchmarks/gpu.py
+
+# What docs/kernels.md says of attention and linear layers. With PEER=python, the Python of an
+# environment that has openvino-genai, the same model there too.
+bench-kernels: model
+	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/pieces.py
+	$(BIN)/python benchmarks/linear.py
+	$(if $(PEER),$(BIN)/python benchmarks/peers.py --peer $(PEER))
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,25 +2,47 @@
 
 Functions marked `compiled` are compiled into the ones that call them. Entry points, which Python
 calls, are kept on disk, beside their file or in the user's cache folder, so that a second start
-compiles nothing. numba looks at an entry point's own file only to see whether what it kept is
-still right; `sources` lets it see the others too. This module knows no kernel.
+compiles nothing; where something is compiled, the log says so before it begins. numba looks at an
+entry point's own file only to see whether what it kept is still right; `sources` lets it see the
+others too. This module knows no kernel.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 from numba import njit
+from numba.core.event import Event, Listener, install_listener
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 # No `fastmath`: numba would put its flags on the arithmetic of `simd` too, which rounds by adding
 # and subtracting a number.
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
+
+
+class _Teller(Listener):  # type: ignore[misc]
+    """Says that a function is compiled, which numba reports where the disk does not hold it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._told = False
+
+    def on_start(self, event: Event) -> None:  # noqa: ARG002 -- numba's
+        """A compilation begins: that of the function, or of one that it calls."""
+        if not self._told:
+            log.info("compiling %s for this CPU: seconds, once; it is kept on disk", self._name)
+            self._told = True
+
+    def on_end(self, event: Event) -> None:
+        """One has ended."""
 
 
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
@@ -39,7 +61,9 @@ def entry_point(function: Callable[..., None], *signature: Any) -> Callable[...,
     except RuntimeError:
         # There is no folder to write to; numba says so here and not when it writes.
         dispatcher = njit(**_OPTIONS)(function)
-    dispatcher.compile(signature)
+    name = function.__qualname__.removesuffix(".<locals>.run")
+    with install_listener("numba:compile", _Teller(name)):
+        dispatcher.compile(signature)
     dispatcher.disable_compile()
     return cast("Callable[..., None]", dispatcher)
 

@@ -39,7 +39,7 @@ WIDEN, MULTIPLY = 20.0, 200.0
 
 PIECE, PART = 2000.0, 40.0
 """Nanoseconds that a piece takes, whatever it reads, and that it takes to write a part and to merge
-it. These six are measured by `benchmarks/kernels.py`; they say what is worth sharing, and balance
+it. These six are measured by `benchmarks/pieces.py`; they say what is worth sharing, and balance
 threads. docs/kernels.md has them."""
 
 INLINE = 60_000.0

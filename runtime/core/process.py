@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import os
 import signal
 import threading
@@ -33,6 +34,9 @@ def main() -> int:
     # OpenMP's threads must not spin at a barrier: where another process takes a core, a step then
     # costs ten times its time. Read when torch is loaded, which is later.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    # What takes long at a start, as compiling kernels, is said on the standard error.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("boughs").setLevel(logging.INFO)
     # Ctrl-C reaches the whole terminal; how the core ends is for the front to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with(args.parent_pid)

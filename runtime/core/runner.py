@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from boughs.kernels import filters, ops
+from boughs.kernels import bitmask, filters, ops
 from boughs.kernels.backend import AttentionBackend, choose_backend, make_backend
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.filters import Filters
@@ -112,6 +112,9 @@ class ModelRunner:
             KVCache.bytes_per_page(shape.num_layers, config.page_size, *sizes),
             accelerator,
         )
+        if where.gpu is None:  # nor does the first request with a grammar wait for a compiler
+            bitmask.forbid()
+            bitmask.best_allowed()
         self.kv = KVCache(shape.num_layers, self.num_pages, config.page_size, *sizes, where.device)
         self._staging = Staging(accelerator, torch.int64) if accelerator else None
         self._graphs = self._record(config)

@@ -49,6 +49,24 @@ def package(tmp_path):
     return tmp_path
 
 
+def test_what_is_compiled_is_said(tmp_path):
+    script = (
+        "import logging; logging.basicConfig(level=logging.INFO)\n"
+        "from boughs.kernels.bitmask import forbid\nforbid()"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        ).stderr
+        for _ in range(2)
+    ]
+    assert "compiling forbid for this CPU" in said[0]
+    assert said[1] == ""
+
+
 @pytest.mark.slow
 def test_a_second_start_compiles_nothing_until_a_source_changes(package):
     assert start(package) == (0, 3, 0)
