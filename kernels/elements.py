@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import float32, int8, int16, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .emit import FLOATS, INT32, INTEGERS, LANES, Emit
