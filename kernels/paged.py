@@ -28,6 +28,14 @@ EVERYTHING = 1 << 40
 """A window that hides nothing."""
 
 
+def is_few(vectors: int, dim: int) -> bool:
+    """Whether a piece with so many query vectors a KV head takes the form of a decode."""
+    return vectors <= FEW and dim % LANES == 0
+
+
+_is_few = compiled(is_few)  # a plan calls the one above: to call this compiles it
+
+
 @cache
 def run_pieces(dtype: torch.dtype) -> Callable[..., None]:
     """Compile, or load from disk, the function that computes pieces over a cache of this dtype.
@@ -73,7 +81,7 @@ def run_pieces(dtype: torch.dtype) -> Callable[..., None]:
             piece = pieces[index]
             pages = kv_indices[kv_indptr[piece[0]] : kv_indptr[piece[0] + 1]]
             rows = q[piece[1] : piece[2]]
-            if is_few(len(rows) * (q.shape[1] // k.shape[2]), q.shape[2]):
+            if _is_few(len(rows) * (q.shape[1] // k.shape[2]), q.shape[2]):
                 compute_few(
                     piece, rows, k, v, k_scales, v_scales, pages, window, scale, cap, out, parts
                 )
@@ -100,9 +108,3 @@ def run_pieces(dtype: torch.dtype) -> Callable[..., None]:
         float32[:, :, ::1],
         float32[:, ::1],
     )
-
-
-@compiled
-def is_few(vectors: int, dim: int) -> bool:
-    """Whether a piece with so many query vectors a KV head takes the form of a decode."""
-    return vectors <= FEW and dim % LANES == 0
