@@ -50,10 +50,10 @@ def run_batch(
         return ResultStream(results, batch.usage)
     outcomes = Results(results)
     outcomes.usage = batch.usage()
-    if not return_exceptions:
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+    failed = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+    if failed is not None and not return_exceptions:
+        failed.results = outcomes  # type: ignore[attr-defined]  # of the user's own classes
+        raise failed
     return outcomes
 
 

@@ -29,9 +29,16 @@ from typing import Any
 
 
 class BoughsError(Exception):
-    """The root of all errors that Boughs raises."""
+    """The root of all errors that Boughs raises.
+
+    Attributes:
+        status: The HTTP status that goes with it.
+        results: What became of a batch's items, if `run_batch` raised it: states, and errors in
+            their places. Errors that are not ours have it too when a batch raises them.
+    """
 
     status = 500
+    results: list[Any] | None = None
 
 
 class InvalidRequest(BoughsError, ValueError):

@@ -159,8 +159,9 @@ class Program:
 
         Raises:
             TypeError: An item does not fit the program; nothing was run.
-            BoughsError: The first item's error, with its index, when all others have run (with
-                `generator_style`: in its place).
+            BoughsError: The first item's error, with its index, when all others have run; what they
+                came to is in its `results`. With `generator_style` it comes in its place, and what
+                is behind it is cancelled.
         """
         if self._stream:
             raise InvalidRequest("stream: a batch is not streamed", "stream")

@@ -122,6 +122,28 @@ def test_one_error_loses_no_result():
     assert "item 3" in str(results[3])
 
 
+@pytest.mark.parametrize("error", [Overloaded, ZeroDivisionError])
+def test_an_error_carries_what_the_other_items_came_to(error):
+    @boughs.function
+    def program(s, i):
+        s += f"{i}" + boughs.gen("x")
+        assert s["x"] == "ok"
+        return 10 // i
+
+    def say(call):
+        return Overloaded("full") if error is Overloaded and call.text == "0" else "ok"
+
+    with pytest.raises(error) as caught:
+        program.run_batch([(1,), (0,), (2,)], backend=MockBackend(say))
+    results = caught.value.results
+    assert results[1] is caught.value
+    assert [results[i].ret_value for i in (0, 2)] == [10, 5]
+    assert results.usage.requests == (2 if error is Overloaded else 3)
+    with pytest.raises(Overloaded) as alone:
+        ask.run("bad", backend=MockBackend(answer))
+    assert alone.value.results is None
+
+
 def test_errors_of_bodies_are_named_too():
     @boughs.function
     def program(s, i):
