@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     )
     from boughs.lang.sampling import SamplingParams as SamplingParams
     from boughs.lang.state import ProgramState as ProgramState
+    from boughs.lang.tool_turns import tools as tools
     from boughs.lang.tools import (
         Tool as Tool,
         ToolCall as ToolCall,
@@ -160,6 +161,7 @@ _HOMES = {
     ),
     "boughs.lang.sampling": ("SamplingParams",),
     "boughs.lang.state": ("ProgramState",),
+    "boughs.lang.tool_turns": ("tools",),
     "boughs.lang.tools": (
         "Tool",
         "ToolCall",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Self
+from typing import Any, Self
 
 from boughs.lang import choices, ir
 from boughs.lang.abilities import Choosing, Seeing
@@ -189,15 +189,39 @@ class Executor:
 
     async def run_tool_message(self, node: ir.ToolMessage) -> None:
         """Add a tool's answer as the model's template would have it."""
-        if self.contents.role is not None or not self.contents.marks:
-            self.contents.add_content(node.text)
+        await self.add_message("tool", node.text)
+
+    async def add_message(self, role: str, text: str) -> None:
+        """Add a message of a role, or of the user where the template has no such role here.
+
+        Inside of a message, and where there are no roles, it is text.
+        """
+        if not self._between_turns():
+            self.contents.add_content(text)
             return
-        undo = self.contents.add_message("tool", node.text)
+        undo = self.contents.add_message(role, text)
         try:
             await self._prefill()
         except InvalidRequest:  # the template has no such role
             undo()
-            self.contents.add_message("user", node.text)
+            self.contents.add_message("user", text)
+
+    async def take_turn(self, node: ir.Gen) -> Any:
+        """Generate, in a turn of the assistant if the state has turns; the variable's value."""
+        alone = self._between_turns()
+        if alone:
+            self.contents.begin_role("assistant")
+        await self.run_gen(node)
+        if alone:
+            self.contents.end_role("assistant")
+        return None if node.name is None else self.contents.variables.get(node.name)
+
+    def holds(self, text: str) -> bool:
+        """Whether the state's text has this in it."""
+        return text in self.contents.text()
+
+    def _between_turns(self) -> bool:
+        return self.contents.role is None and bool(self.contents.marks)
 
     async def run_role_begin(self, node: ir.RoleBegin) -> None:
         """Open a message."""

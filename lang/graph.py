@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from boughs.lang import ir
 from boughs.lang.errors import InvalidRequest
+from boughs.lang.tool_turns import ToolTurns
 from boughs.lang.trace import Step, Trace
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Graph:
         return self.svg()
 
 
-_MADE = ir.Gen | ir.Select | ir.ScopeEnd  # what makes a variable of what a model writes
+_MADE = ir.Gen | ir.Select | ir.ScopeEnd | ToolTurns  # what makes a variable of what a model writes
 
 
 class _Drawing:
@@ -204,6 +205,8 @@ def _described(node: ir.Node) -> tuple[Kind, str, tuple[str, ...]]:
             return "text", "text", (text,)
         case ir.ToolMessage(text):
             return "tool", "a tool's answer", (text,)
+        case ToolTurns():
+            return "gen", _named("tools", node.variable), (f"rounds={node.rounds}",)
         case ir.RoleBegin(role):
             return "role", role, ()
         case ir.Gen():

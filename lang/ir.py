@@ -1,7 +1,8 @@
 """The nodes of a program: what a statement such as `s += "Q: " + gen("answer")` puts into a state.
 
-Nodes are frozen, and each names the one method of a `Runner` that runs it. They know no backend
-and no state; how they are written in a program (with all checks) is in `boughs.lang.primitives`.
+Nodes are frozen, and each names the one method of a `Runner` that runs it (that of `tool_turns` is
+made of several). They know no backend and no state; how they are written in a program (with all
+checks) is in `boughs.lang.primitives`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ class Runner(Protocol):
     def run_join(self, node: Join) -> Awaitable[None]: ...  # noqa: D102
     def run_pin(self, node: Pin) -> Awaitable[None]: ...  # noqa: D102
     def run_render(self, node: Render) -> Awaitable[None]: ...  # noqa: D102
+
+    # What a node that is made of others is made of, beside their methods.
+
+    def holds(self, text: str) -> bool: ...  # noqa: D102
+    def add_message(self, role: str, text: str) -> Awaitable[None]: ...  # noqa: D102
+    def take_turn(self, node: Gen) -> Awaitable[Any]: ...  # noqa: D102
 
 
 class Splitter(Protocol):

@@ -1,4 +1,4 @@
-"""A bounded pool of threads for plain bodies that are awaited.
+"""Bounded pools of threads for plain functions that are awaited: bodies and tools.
 
 Threads are daemons, begin when there is work, and end when there is none. This module knows no
 programs.
@@ -6,10 +6,17 @@ programs.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def most_threads() -> int:
@@ -50,15 +57,41 @@ class Pool:
 
 
 _lock = threading.Lock()
-_pools: dict[int, Pool] = {}
-"""By process id: a forked child has none of its parent's threads."""
+_pools: dict[tuple[int, str], Pool] = {}
+"""By process id, for a forked child has none of its parent's threads; and by what they run."""
+
+_in_tool: ContextVar[bool] = ContextVar("boughs_in_tool", default=False)
 
 
-def shared_pool() -> Pool:
-    """The process's pool."""
+def shared_pool(what: str = "bodies") -> Pool:
+    """The process's pool for bodies, or for tools: a body may wait for a tool."""
     with _lock:
-        pool = _pools.get(os.getpid())
+        pool = _pools.get((os.getpid(), what))
         if pool is None:
-            _pools.clear()
-            pool = _pools[os.getpid()] = Pool(most_threads())
+            pool = _pools[os.getpid(), what] = Pool(most_threads())
         return pool
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """What a tool's function returns, in a thread of a bounded pool.
+
+    One that is called inside another has a thread of its own: the other may hold the thread for
+    which it would wait.
+    """
+    future: Future[T] = Future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        _in_tool.set(True)
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - it is raised where this is awaited
+            future.set_exception(error)
+
+    if _in_tool.get():
+        threading.Thread(target=context.run, args=(work,), name="boughs-tool", daemon=True).start()
+    else:
+        shared_pool("tools").submit(lambda: context.run(work))
+    return await asyncio.wrap_future(future)

@@ -7,7 +7,6 @@ templates.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import inspect
@@ -20,6 +19,7 @@ from typing import Any, Literal, NotRequired
 
 from boughs.lang import ir, loop
 from boughs.lang.errors import InvalidRequest, located
+from boughs.lang.pool import in_thread
 from boughs.lang.primitives import OnIncomplete, check_name, gen_of
 from boughs.lang.typed import Typed, typed
 
@@ -124,7 +124,7 @@ class ToolCall:
         try:
             if inspect.iscoroutinefunction(self.tool.func):
                 return ToolResult(self.name, await self.tool.func(**self.arguments))
-            return ToolResult(self.name, await asyncio.to_thread(self.tool.func, **self.arguments))
+            return ToolResult(self.name, await in_thread(lambda: self.tool.func(**self.arguments)))
         except Exception as error:  # noqa: BLE001 - the program reads it
             return ToolResult(self.name, error=error)
 
@@ -160,7 +160,7 @@ def tool(
 
 def describe_tools(tools: Sequence[Tool | Callable[..., Any]]) -> str:
     """The tools for a prompt: one line of JSON each, with name, description and parameters."""
-    return "\n".join(json.dumps(each.spec, ensure_ascii=False) for each in _tools(tools))
+    return "\n".join(json.dumps(each.spec, ensure_ascii=False) for each in tools_of(tools))
 
 
 def gen_tool_call(
@@ -199,9 +199,9 @@ def gen_tool_call(
         InvalidRequest: An argument or a tool is wrong; names it.
     """
     check_name(name, "gen_tool_call")
-    known = _tools(tools)
+    known = tools_of(tools)
     try:
-        kind = _calls(known)
+        kind = calls_of(known)
     except InvalidRequest as error:
         raise located(error, f"gen_tool_call: variable {name!r}") from None
     return gen_of(name, kind, parameters, on_incomplete)
@@ -217,7 +217,8 @@ class _Calls(Typed):
 
 
 @functools.lru_cache(maxsize=128)
-def _calls(tools: tuple[Tool, ...]) -> Typed:
+def calls_of(tools: tuple[Tool, ...]) -> Typed:
+    """The texts of calls of some tools; the value is a `ToolCall`."""
     by_name = {each.name: each for each in tools}
     forms = []
     for each in tools:
@@ -237,7 +238,8 @@ def _calls(tools: tuple[Tool, ...]) -> Typed:
     return _Calls("tool call", kind.sampling, parse, kind.example, kind.ends_itself, kind.is_json)
 
 
-def _tools(tools: object) -> tuple[Tool, ...]:
+def tools_of(tools: object) -> tuple[Tool, ...]:
+    """The tools that a list of them and of functions stands for."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence) or not tools:
         raise InvalidRequest(f"tools: expected a list of functions, got {tools!r:.60}", "tools")
     known = tuple(map(_as_tool, tools))

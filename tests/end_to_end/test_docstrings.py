@@ -18,6 +18,7 @@ AT_LEAST = {"boughs/testing.py:module", "lang/grammar.py:module", "runtime/engin
     for place in (
         *("program.py:function", "program.py:run_batch", "primitives.py:gen"),
         *("primitives.py:select", "state.py:fork", "state.py:text_iter", "tools.py:gen_tool_call"),
+        "tool_turns.py:tools",
         *("reasoning.py:separate_reasoning", "current.py:backend", "current.py:cached"),
         "call_cache.py:CallCache",
     )

@@ -57,3 +57,24 @@ def test_a_call_and_its_result_are_turns(engine):
         assert f"<|im_start|>{role}\n{state.ret_value}<|im_end|>" in state.text()
         info = state.get_meta_info("answer")
         assert info["cached_tokens"] > state.get_meta_info("call")["prompt_tokens"]
+
+
+@boughs.function
+def at_once(s, seed):
+    s += boughs.system("Answer.") + boughs.user("call")
+    s += boughs.tools([scale, greet], "x", rounds=2, seed=seed)
+    s += boughs.tools([scale], "y", may_answer=True, run=False, max_tokens=60, seed=seed)
+
+
+def test_turns_of_calls_are_the_three_parts_apart(engine):
+    role, backend = engine
+    for state in at_once.run_batch([{"seed": seed} for seed in range(4)], backend=backend):
+        told = [m["role"] for m in state.messages()]
+        turns = ["assistant", role] * 2
+        assert told == ["system", "user", "system", *turns, "system", "assistant"]
+        assert [m["content"] for m in state.messages() if m["role"] == role][-2:] == [
+            result.text for result in state["x_results"]
+        ]
+        assert [r.name for r in state["x_results"]][-1] == state["x"].name
+        written = state.raw("y")
+        assert isinstance(state["y"], str) == (not written.startswith("{"))
