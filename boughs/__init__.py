@@ -49,7 +49,6 @@ if TYPE_CHECKING:
         Unsupported as Unsupported,
     )
     from boughs.lang.group import ProgramStateGroup as ProgramStateGroup
-    from boughs.lang.launch import Runtime as Runtime
     from boughs.lang.media import (
         image as image,
         video as video,
@@ -92,6 +91,7 @@ if TYPE_CHECKING:
         tool as tool,
     )
     from boughs.runtime.engine import Engine as Engine
+    from boughs.server import Runtime as Runtime
 
 __version__ = "0.1.0"
 
@@ -134,7 +134,6 @@ _HOMES = {
         "Unsupported",
     ),
     "boughs.lang.group": ("ProgramStateGroup",),
-    "boughs.lang.launch": ("Runtime",),
     "boughs.lang.media": ("image", "video"),
     "boughs.lang.primitives": (
         "gen",
@@ -171,6 +170,7 @@ _HOMES = {
         "tool",
     ),
     "boughs.runtime.engine": ("Engine",),
+    "boughs.server": ("Runtime",),
 }
 _INSTEAD = {
     "Crusoe": "OpenAI(model, base_url='https://…', api_key=…)",

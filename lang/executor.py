@@ -225,6 +225,8 @@ class Executor:
 
     async def run_role_begin(self, node: ir.RoleBegin) -> None:
         """Open a message."""
+        if node.role == "user":
+            await self.run.reasoning.turn_over(self.contents.messages)
         self.contents.begin_role(node.role)
 
     async def run_role_end(self, node: ir.RoleEnd) -> None:

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, NoReturn, Self, TypeVar
 
 from boughs.lang import loop
 from boughs.lang.endpoint import RuntimeEndpoint
@@ -156,6 +156,20 @@ class Runtime:
     async def get_server_info(self) -> dict[str, Any]:
         """What the server is and how it does, on any event loop."""
         return await _elsewhere(self.endpoint.get_server_info())
+
+    def start_profile(self) -> NoReturn:
+        """Refuse: the server has no profiler.
+
+        Raises:
+            Unsupported: Always; says what to use instead.
+        """
+        raise Unsupported(
+            "start_profile, stop_profile: the server has no profiler; get_server_info() has the times "
+            f"of its steps and their stages in 'stats', and process {self.pid} may be profiled from "
+            "outside"
+        )
+
+    stop_profile = start_profile
 
     # ---- its end ----
 

@@ -1,16 +1,22 @@
 """`separate_reasoning`: what a model thought before it answered, in a variable of its own.
 
-The marks are those of SGLang's parsers of the same names. This module knows no states.
+The marks are those of SGLang's parsers of the same names. A program that keeps its reasoning where
+the model's template would not is warned. This module knows no states.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from boughs.lang import ir
+from boughs.lang.backend import Backend
 from boughs.lang.errors import InvalidRequest, Unsupported
+
+log = logging.getLogger("boughs")
 
 SUFFIX = "_reasoning_content"
 """What a variable's name and this is the name of its reasoning."""
@@ -91,6 +97,47 @@ def separate_reasoning(
     if not any(isinstance(term, ir.Gen) for term in terms):
         raise InvalidRequest("separate_reasoning: there is no gen in the expression", "expr")
     return ir.Sum(tuple(_marked(term, marks) for term in terms))
+
+
+class Watch:
+    """Warns, once a program, of reasoning that stays in turns out of which the template takes it.
+
+    Args:
+        program: Its name.
+        backend: Who knows the template.
+    """
+
+    _warned: ClassVar[set[str]] = set()
+
+    def __init__(self, program: str, backend: Backend) -> None:
+        self._program = program
+        self._backend = backend
+        self._asked = False
+
+    async def turn_over(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """A user's turn begins: the turns before it are over."""
+        kept = {mark for mark in _ENDS if any(_holds(message, mark) for message in messages)}
+        if not kept or self._asked or self._program in self._warned:
+            return
+        self._asked = True
+        try:
+            info = await self._backend.get_server_info()
+        except Exception:  # noqa: BLE001 - a warning fails no program
+            return
+        if not kept.isdisjoint(info.get("dropped_reasoning", ())):
+            self._warned.add(self._program)
+            log.warning(
+                "program %s: what the model thought stays in its earlier turns, out of which the "
+                "model's own chat template takes it; separate_reasoning(…) takes it out",
+                self._program,
+            )
+
+
+_ENDS = tuple({marks.end: None for marks in MARKS.values()})
+
+
+def _holds(message: Mapping[str, Any], mark: str) -> bool:
+    return message["role"] == "assistant" and mark in str(message["content"])
 
 
 def _terms(expr: ir.Expression) -> Iterator[ir.Expression]:

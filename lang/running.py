@@ -16,6 +16,7 @@ from boughs.lang.failure import Failure
 from boughs.lang.lease import Lease
 from boughs.lang.loop import background_loop
 from boughs.lang.parameters import Defaults
+from boughs.lang.reasoning import Watch
 from boughs.lang.requests import PinRequest
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Run:
         self.backend = backend
         self.defaults = defaults
         self.eager = eager
+        self.reasoning = Watch(program, backend)
         self._spec_tokens = spec_tokens
         self.ret_value: Any = None
         self._leases: list[Lease] = []

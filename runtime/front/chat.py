@@ -7,6 +7,7 @@ each content and cutting at the sentinels. This module knows no tokens and no re
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,9 @@ from .tokenizer import Tokenizer
 
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """What a template raises, of itself or because a message is not what it expects."""
+
+_REASONING = (("<think>", "</think>"), ("◁think▷", "◁/think▷"))
+"""The marks around a reasoning that models write."""
 
 MAX_KNOWN = 4096
 """Conversations (as roles in turn) whose marks are remembered."""
@@ -141,7 +145,22 @@ class ChatTemplate:
             )
         return [Text(whole)]
 
+    @functools.cached_property
+    def dropped_reasoning(self) -> list[str]:
+        """The marks behind a reasoning that the template takes out of turns that are over."""
+        return [end for begin, end in _REASONING if self._drops(begin, end)]
+
     # ---- role marks ----
+
+    def _drops(self, begin: str, end: str) -> bool:
+        thought, answer = self._sentinel(1), self._sentinel(2)
+        messages = self._marked(("user", "assistant", "user"))
+        messages[1]["content"] = f"{begin}\n{thought}\n{end}\n\n{answer}"
+        try:
+            rendered = self._render(messages)
+        except InvalidRequest:  # it has no such turns
+            return False
+        return answer in rendered and thought not in rendered
 
     @property
     def _bos(self) -> str:

@@ -270,6 +270,7 @@ class Front:
             **msgspec.to_builtins(self.config),
             **msgspec.to_builtins(self.limits),
             "model_path": self.model_path,
+            "dropped_reasoning": self.chat.dropped_reasoning,
             "stats": await self.stats(),
         }
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -65,3 +66,18 @@ def test_else_a_turn_stays_as_the_model_made_it(engine):
     first, second = state.get_meta_info("a0"), state.get_meta_info("a1")
     assert second["cached_tokens"] >= first["prompt_tokens"] + first["completion_tokens"] - 1
     assert f"<|im_start|>assistant\n{state['a0']}<|im_end|>" in state.text()
+
+
+@boughs.function
+def keeping(s, turns, separate):
+    chat.func(s, turns, separate)
+
+
+def test_reasoning_that_the_template_would_drop_is_warned_of_once(engine, caplog):
+    with caplog.at_level("WARNING", "boughs"):
+        keeping.run_batch([(2, True)] * 2, backend=engine)
+        keeping.run(1, False, backend=engine)  # no turn is over
+        assert not caplog.messages
+        keeping.run_batch([(3, False)] * 3, backend=engine, num_threads=1)
+        [warning] = caplog.messages
+    assert re.match(r"program keeping: what the model thought .* separate_reasoning", warning)

@@ -78,6 +78,13 @@ def test_the_methods_that_scripts_for_sglang_call(tiny_model):
         assert text == answer["text"]
         assert info["model_path"] == str(tiny_model)
         assert len(json.loads(runtime.encode("A fox"))["embedding"]) > 1
+        tokenizer = runtime.get_tokenizer()
+        ids = tokenizer.encode("A fox")
+        assert len(ids) == answer["meta_info"]["prompt_tokens"]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == "A fox"
+        for profile in (runtime.start_profile, runtime.stop_profile):
+            with pytest.raises(Unsupported, match=rf"get_server_info.*{runtime.pid}"):
+                profile()
         with pytest.raises(Unsupported, match="lora_path"):
             runtime.generate("A fox", lora_path="x")
 

@@ -101,7 +101,10 @@ MEMBERS = {
         *("text_async_iter", "system", "user", "assistant", "ret_value", "__repr__"),
     ),
     "ProgramStateGroup": ("__getitem__", "__len__", "__iter__", "__iadd__", "join"),
-    "Runtime": ("shutdown", "get_server_info", "add_request"),
+    "Runtime": (
+        *("shutdown", "get_server_info", "add_request", "async_generate", "generate", "encode"),
+        *("cache_prefix", "get_tokenizer", "start_profile", "stop_profile"),
+    ),
 }
 
 

@@ -98,3 +98,29 @@ def test_branches_and_traces():
 def test_what_is_wrong_is_said_at_once(make, error, said):
     with pytest.raises(error, match=said):
         make()
+
+
+@pytest.mark.parametrize(("dropped", "warnings"), [(["</think>"], 1), (["◁/think▷"], 0), (None, 0)])
+def test_a_program_is_warned_of_what_its_template_would_drop(caplog, dropped, warnings):
+    class Knowing(MockBackend):
+        asked = 0
+
+        async def get_server_info(self):
+            self.asked += 1
+            if dropped is None:
+                raise ConnectionError("gone")
+            return {"dropped_reasoning": dropped}
+
+    def body(s):
+        for turn in range(3):
+            s += boughs.user("q") + boughs.assistant(boughs.gen(f"a{turn}"))
+
+    body.__name__ = body.__qualname__ = f"thinks_{dropped}"
+    program, backend = boughs.function(body), Knowing("<think>hm</think>a")
+    with caplog.at_level("WARNING", "boughs"):
+        state = program.run(backend=backend)
+        assert state.messages()[1]["content"] == "<think>hm</think>a"
+        assert backend.asked == 1
+        program.run(backend=backend)
+    assert len(caplog.messages) == warnings
+    assert all("separate_reasoning" in message for message in caplog.messages)

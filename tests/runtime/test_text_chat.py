@@ -220,6 +220,15 @@ def test_a_template_that_drops_reasoning_goes_on_as_it_would_itself():
         messages.append({"role": "assistant", "content": f"{thought}a{turn}"})
 
 
+def test_what_a_template_takes_out_of_turns_that_are_over_is_known():
+    assert chat(QWEN3).dropped_reasoning == ["</think>"]
+    for name, (template, _) in ROLES.items():
+        assert name == "qwen3" or chat(template).dropped_reasoning == []
+    assert chat(None).dropped_reasoning == []
+    kimi = QWEN3.replace("<think>", "◁think▷").replace("</think>", "◁/think▷")
+    assert chat(kimi).dropped_reasoning == ["◁/think▷"]
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [
