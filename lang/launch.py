@@ -164,9 +164,9 @@ class Runtime:
             Unsupported: Always; says what to use instead.
         """
         raise Unsupported(
-            "start_profile, stop_profile: the server has no profiler; get_server_info() has the times "
-            f"of its steps and their stages in 'stats', and process {self.pid} may be profiled from "
-            "outside"
+            "start_profile, stop_profile: the server has no profiler; get_server_info() tells in "
+            f"'stats' how long steps and their stages took, and process {self.pid} may be profiled "
+            "from outside"
         )
 
     stop_profile = start_profile
