@@ -54,25 +54,29 @@ class Backlog:
 
     # ---- putting and taking ----
 
-    def put(self, node: ir.Node) -> tuple[int, bool]:
-        """Queue a statement: its ticket, and whether somebody must be started to take it."""
+    def put(self, *nodes: ir.Node) -> tuple[int, bool]:
+        """Queue statements: the last one's ticket, and whether to start somebody to take them."""
         with self._lock:
             if self.failure is not None:
                 self.observed = True
                 raise self.failure.make()
-            self.submitted += 1
-            ticket, stream = self.submitted, None
-            if node.variable is not None:
-                self._writes[node.variable] = ticket
-                self._streams.pop(node.variable, None)
-                if node.streams:
-                    stream = self._streams[node.variable] = Stream()
-            if node.sets_any:
-                self._barrier = ticket
-            self._entries.append(Entry(node, stream))
-            start = self._must_start()
+            for node in nodes:
+                self._add(node)
+            ticket, start = self.submitted, self._must_start()
         self._announced.raise_to(ticket)
         return ticket, start
+
+    def _add(self, node: ir.Node) -> None:
+        self.submitted += 1
+        stream = None
+        if node.variable is not None:
+            self._writes[node.variable] = self.submitted
+            self._streams.pop(node.variable, None)
+            if node.streams:
+                stream = self._streams[node.variable] = Stream()
+        if node.sets_any:
+            self._barrier = self.submitted
+        self._entries.append(Entry(node, stream))
 
     def release(self) -> bool:
         """Let a held state begin; whether somebody must be started to take its statements."""

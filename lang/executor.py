@@ -72,11 +72,11 @@ class Executor:
 
     # ---- the program's side: any thread ----
 
-    def submit(self, node: ir.Node) -> int:
-        """Queue a node; its ticket."""
+    def submit(self, *nodes: ir.Node) -> int:
+        """Queue nodes; the last one's ticket."""
         if self.backlog.ended and self.backlog.failure is None:
             raise InvalidRequest(f"{self.backlog.label}: has ended, nothing can be added to it")
-        return self._queue(node)
+        return self._queue(*nodes)
 
     def render(self) -> int:
         """Queue what makes the whole text known; the ticket."""
@@ -124,8 +124,8 @@ class Executor:
         if task is not None:
             background_loop().call_soon_threadsafe(task.cancel)
 
-    def _queue(self, node: ir.Node) -> int:
-        ticket, start = self.backlog.put(node)
+    def _queue(self, *nodes: ir.Node) -> int:
+        ticket, start = self.backlog.put(*nodes)
         if start:
             background_loop().call_soon_threadsafe(self._spawn)
         return ticket

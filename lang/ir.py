@@ -21,8 +21,8 @@ JoinMode = Literal["gather_variable", "concate_and_append"]
 class Target(Protocol):
     """Where expressions are put: a program's state."""
 
-    def submit(self, node: Node) -> None:
-        """Queue a node."""
+    def submit(self, *nodes: Node) -> None:
+        """Queue nodes, in order."""
         ...
 
 
@@ -85,12 +85,12 @@ class Expression:
     def __add__(self, other: Expression | str) -> Expression:
         if not isinstance(other, Expression | str):
             return NotImplemented
-        return Sum((*_terms(self), *_terms(other)))
+        return Sum((*terms(self), *terms(other)))
 
     def __radd__(self, other: Expression | str) -> Expression:
         if not isinstance(other, str):
             return NotImplemented
-        return Sum((Text(other), *_terms(self)))
+        return Sum((Text(other), *terms(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,16 @@ class Sum(Expression):
     terms: tuple[Expression, ...]
 
     def put(self, target: Target) -> None:
-        """Queue all terms."""
+        """Queue all terms; nodes in a row at once, so that who runs them is woken once."""
+        nodes: list[Node] = []
         for term in self.terms:
+            if isinstance(term, Node):
+                nodes.append(term)
+                continue
+            target.submit(*nodes)
+            nodes = []
             term.put(target)
+        target.submit(*nodes)
 
 
 class Node(Expression):
@@ -435,7 +442,8 @@ def as_expression(value: object, where: str) -> Expression:
     )
 
 
-def _terms(value: Expression | str) -> tuple[Expression, ...]:
+def terms(value: Expression | str) -> tuple[Expression, ...]:
+    """The expressions that one, or a text, is the sum of."""
     if isinstance(value, str):
         return (Text(value),)
     return value.terms if isinstance(value, Sum) else (value,)

@@ -6,7 +6,7 @@ This module knows no template: how a role is marked is the backend's to say.
 from __future__ import annotations
 
 from boughs.lang.errors import InvalidRequest
-from boughs.lang.ir import Content, Expression, RoleBegin, RoleEnd, Sum, as_expression
+from boughs.lang.ir import Content, Expression, RoleBegin, RoleEnd, Sum, as_expression, terms
 
 
 def content(text: str) -> Expression:
@@ -22,7 +22,7 @@ def content(text: str) -> Expression:
 
 def role(name: str, expr: str | Expression | None = None) -> Expression:
     """A message of any role that the model's template knows."""
-    inner = () if expr is None else (as_expression(expr, name),)
+    inner = () if expr is None else terms(as_expression(expr, name))
     return Sum((role_begin(name), *inner, role_end(name)))
 
 

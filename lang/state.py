@@ -42,11 +42,13 @@ class ProgramState:
 
     # ---- statements ----
 
-    def submit(self, node: ir.Node) -> None:
-        """Queue one node (expressions call this)."""
-        ticket = self._executor.submit(node)
-        if self._executor.run.eager:
-            self._backlog.wait(ticket)
+    def submit(self, *nodes: ir.Node) -> None:
+        """Queue nodes (expressions call this)."""
+        if not self._executor.run.eager:
+            self._executor.submit(*nodes)
+            return
+        for node in nodes:
+            self._backlog.wait(self._executor.submit(node))
 
     def __iadd__(self, other: str | ir.Expression) -> ProgramState:
         ir.as_expression(other, "s +=").put(self)

@@ -136,11 +136,12 @@ class _Tracer(Executor):
         contents.variables = _Watched(contents.variables, self._traced)
         contents.probs = _Watched(contents.probs, self._traced, always=True)
 
-    def submit(self, node: ir.Node) -> int:
-        """Write a node down and queue it."""
-        self._traced.count()
-        self._nodes.append(node)
-        return super().submit(node)
+    def submit(self, *nodes: ir.Node) -> int:
+        """Write nodes down and queue them."""
+        for node in nodes:
+            self._traced.count()
+            self._nodes.append(node)
+        return super().submit(*nodes)
 
     def steps(self) -> tuple[Step, ...]:
         """What was written down."""

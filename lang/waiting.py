@@ -55,16 +55,19 @@ class Level:
         """
         if self._value >= target:
             return True
-        reached = threading.Event()
-        if not self._register(target, reached.set):
+        reached = threading.Lock()  # cheaper than an event: it is released once, by the writer
+        reached.acquire()
+        if not self._register(target, reached.release):
             return True
         try:
-            while not reached.wait(min(WAKE_SECONDS, max(until - time.monotonic(), 0.0))):
-                if time.monotonic() >= until:  # an interrupt is raised here
+            while not reached.acquire(
+                timeout=min(WAKE_SECONDS, max(until - time.monotonic(), 0.0))
+            ):  # an interrupt is raised here
+                if time.monotonic() >= until:
                     return self._value >= target
         finally:
-            if not reached.is_set():
-                self._forget(reached.set)
+            if self._value < target:
+                self._forget(reached.release)
         return True
 
     async def reach(self, target: float) -> None:

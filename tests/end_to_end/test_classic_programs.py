@@ -148,6 +148,27 @@ def test_a_tools_result_reaches_the_model(on_both):
         assert said[-1] == state["answer"]
 
 
+def test_one_expression_does_what_the_parts_of_tool_use_do(on_both):
+    for state in on_both(classic.tool_turns, question="What is 12 times 31?"):
+        [result] = state["call_results"]
+        call, said = state["call"], state.messages()
+        assert result.value == call.tool(**call.arguments)
+        assert said[1]["content"].endswith(boughs.describe_tools([classic.multiply, classic.add]))
+        assert [message["content"] for message in said[-3:]] == [
+            *(state.raw("call"), result.text, state["answer"])
+        ]
+
+
+@pytest.mark.parametrize("question", ["What is 12 times 31?", "Hello! Who are you?"])
+def test_a_model_that_may_answer_calls_or_writes_text(on_both, question):
+    for state in on_both(classic.tools_or_answer, question=question):
+        written, value, results = state.raw("answer"), state["answer"], state["answer_results"]
+        assert isinstance(value, str) == (not written.startswith("{"))
+        calls = [m["content"] for m in state.messages() if m["content"].startswith('{"name')]
+        assert len(calls) == len(results) + isinstance(value, boughs.Incomplete)
+        assert all(isinstance(result.value, int) for result in results)
+
+
 def test_react_ends_with_an_answer(on_both):
     for state in on_both(classic.react, question="What is the capital of France?"):
         actions = [state[f"action_{i}"] for i in range(3) if f"action_{i}" in state]
