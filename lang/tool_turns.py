@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -26,11 +25,6 @@ RESULTS = "_results"
 
 HOW = 'To call a tool, write JSON: {"name": …, "arguments": {…}}. The tools:\n'
 OR_ANSWER = "To answer, write text. "
-
-SPACING = {
-    "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-}
-"""In a grammar, what a `json_schema` has by itself: no room for spaces without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +169,8 @@ def tools(
 def _call_or_answer(tools: tuple[Tool, ...]) -> Typed:
     """The texts of calls, and all that begin otherwise."""
     calls = calls_of(tools)
-    schema = {**json.loads(calls.sampling["json_schema"]), **SPACING}
-    source = grammar.alt(grammar.json(schema), grammar.regex(r"[^{](.|\n)*")).lark()
+    call = grammar.json(calls.sampling["json_schema"])
+    source = grammar.alt(call, grammar.regex(r"[^{](.|\n)*")).lark()
 
     def parse(text: str) -> Any:
         return calls.parse(text) if text.startswith("{") else text
