@@ -145,6 +145,12 @@ VARIANTS = {
     "json_schema": "{}",
     "strict": True,
     "ebnf": "x",
+    "lark": "x",
+    "choices": ("x", "y"),
+    "json_object": True,
+    "structural_tag": "{}",
+    "json_whitespace": 3,
+    "json_separators": (",", ":"),
     "cache_salt": "x",
 }
 NO_MATTER = {"priority": 3, "timeout": 9.0, "spaces_between_special_tokens": True}
