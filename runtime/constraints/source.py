@@ -68,9 +68,19 @@ def with_prefix(grammar: str | None, prefix: str) -> str:
     start = f"start: {json.dumps(prefix, ensure_ascii=False)}"
     if grammar is None:
         return json.dumps({"grammars": [{"lark_grammar": f"{start} REST\nREST: /(?s:.*)/"}]})
-    parts: list[dict[str, Any]] = json.loads(grammar)["grammars"]
-    name = parts[0]["name"] = parts[0].get("name") or "whole"
+    parts: list[dict[str, Any]] = [{"lark_grammar": grammar}]
+    if grammar.lstrip().startswith("{"):  # as llguidance tells its JSON from Lark
+        parts = json.loads(grammar)["grammars"]
+    name = parts[0].get("name") or ""
+    if not _NAME.fullmatch(name):  # nothing can refer to it
+        names = {part.get("name") for part in parts}
+        name = next(name for at in range(len(parts) + 1) if (name := f"whole{at}") not in names)
+        parts[0]["name"] = name
     return json.dumps({"grammars": [{"lark_grammar": f"{start} @{name}"}, *parts]})
+
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]+")
+"""What `@` in a Lark grammar can refer to."""
 
 
 def explain(kind: str, source: str, message: str) -> str:

@@ -202,7 +202,7 @@ class ChoiceOutput:
 
     def _close_text(self) -> None:
         """No token follows: an incomplete character becomes U+FFFD."""
-        tail = self._text.end()
+        tail = self._beyond(self._text.end())
         if tail:
             self._pieces[-1] += tail
             self._ends[-1] += len(tail)

@@ -70,7 +70,7 @@ class Planner:
         for sequence in bad_ids:
             self._require_known(sequence, "bad_words", "")
         logprobs_from = self._check_logprobs(request, len(ids))
-        given = self._given_back(request, segments, ids)
+        given = self._given_back(request, segments, ids, bad_ids)
         # The seed is drawn at arrival, so that a replay draws the same numbers.
         filled = msgspec.structs.replace(
             params,
@@ -121,10 +121,17 @@ class Planner:
         self._require_fit(ids, "prompt", output)
         return ids
 
-    def _given_back(self, request: GenerateRequest, segments: list[Segment], ids: list[int]) -> int:
+    def _given_back(
+        self,
+        request: GenerateRequest,
+        segments: list[Segment],
+        ids: list[int],
+        bad_ids: Sequence[Sequence[int]],
+    ) -> int:
         """How many of the prompt's last tokens the output is to spell anew.
 
-        None where nothing is generated, where each has its logprob, and in a beam search.
+        None where nothing is generated, where each has its logprob, in a beam search, and where
+        they are, or may be, forbidden: their text could then be spelt in another way at best.
         """
         params = request.params
         if (
@@ -132,10 +139,12 @@ class Planner:
             or not self._tokenizer.merges
             or params.max_new_tokens == 0
             or params.beam_width is not None
+            or params.allowed_token_ids is not None
             or request.logprob_start_len >= 0
         ):
             return 0
-        return given_back(self._tokenizer, segments, ids)
+        count = given_back(self._tokenizer, segments, ids)
+        return 0 if any([id_] in bad_ids for id_ in ids[len(ids) - count :]) else count
 
     def plan_scores(self, request: ScoreRequest) -> ScorePlan:
         """The choices of `request` as token sequences, and the border from which they are scored.

@@ -91,6 +91,53 @@ def test_a_grammar_begins_behind_the_prompt(engine, prompt, seed, pattern):
     assert regex.fullmatch(pattern, text, partial=not whole)
 
 
+KINDS = [
+    ("regex", "[0-9]{3}", "[0-9]{3}"),
+    ("choices", ["yes", "no"], "yes|no"),
+    ("json_schema", {"type": "integer", "minimum": 3, "maximum": 5}, "[345]"),
+    ("ebnf", 'root ::= "a" | "b" "c"', "a|bc"),
+    ("ebnf", "start: /[0-9]{2}/", "[0-9]{2}"),
+    ("lark", 'start: part\npart: "(" part ")" | "x"', r"\(*x\)*"),
+    ("lark", '%llguidance {"no_forcing": true}\nstart: "ab" /[c-d]{2}/', "ab[cd]{2}"),
+    ("lark", 'start: "a" %json {"type": "integer", "minimum": 1, "maximum": 3}', "a[123]"),
+    ("lark", ' {"grammars": [{"name": "a b", "lark_grammar": "start: \\"x\\""}]}', "x"),
+    (
+        "lark",
+        '{"grammars": [{"lark_grammar": "start: @whole0"}, '
+        '{"name": "whole0", "json_schema": {"const": 7}}]}',
+        "7",
+    ),
+    (
+        "structural_tag",
+        {"format": {"type": "sequence", "elements": [
+            {"type": "const_string", "value": "q"},
+            {"type": "grammar", "grammar": 'root ::= "z"'},
+        ]}},
+        "qz",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "source", "pattern"), KINDS)
+def test_every_kind_of_grammar_begins_behind_the_prompt(engine, tokenizer, kind, source, pattern):
+    text = 'the "\n '
+    assert given_back(tokenizer, [Text(text)], encode_segments(tokenizer, [Text(text)]))
+    answer = engine.generate(text, {kind: source, "max_new_tokens": 40, "seed": 1}, heal=True)
+    assert regex.fullmatch(pattern, answer["text"])
+
+
+@pytest.mark.parametrize("grammar", [{}, {"regex": "[a-z]+"}])
+def test_what_is_forbidden_is_not_to_be_spelt_anew(engine, tokenizer, grammar):
+    """Lists of tokens are of the output: the prompt's end is no reason to fail."""
+    (back,) = encode_segments(tokenizer, [Text("the ")])[-1:]
+    (letter,) = tokenizer.encode("d", "ids")
+    for lists in ({"allowed_token_ids": [letter]}, {"bad_words": [" "]}):
+        params = {**GREEDY, **grammar, **lists}
+        healed, plain = (engine.generate("the ", params, heal=heal) for heal in (True, False))
+        assert healed["output_ids"] == plain["output_ids"]
+        assert back not in healed["output_ids"]
+
+
 async def ask(engine, prompt, **params):
     """The whole answer, and the text that the chunks brought."""
     request = GenerateRequest(

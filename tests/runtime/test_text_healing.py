@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from boughs.lang.sampling import SamplingParams
 from boughs.lang.segments import Content, Ids, Role, Text
 from boughs.runtime.front.healing import given_back
+from boughs.runtime.front.output import Asked, ChoiceOutput
 from boughs.runtime.front.prompt import encode_segments
 from boughs.runtime.front.submission import Submission
 from boughs.runtime.front.tokenizer import Tokenizer
@@ -74,3 +75,18 @@ def test_a_replay_says_what_has_been_spelt():
     submission.take(Output(key=1, ids=[8]))
     again = submission.next_message()
     assert (again.output_ids, again.healed, again.heal) == ([7, 8], 1, "ab")
+
+
+@pytest.mark.parametrize("finish", ["length", None])
+def test_an_output_may_end_inside_a_character_of_the_prompt(finish):
+    """At the context's end, or where it is left early, before the prompt's end is spelt."""
+    tokenizer = of_kind("llama3")
+    given = tokenizer.encode("\u1e17", "ids")
+    assert len(given) > 1, "a character of several tokens"
+    params = SamplingParams(stop=("x",))
+    asked = Asked(rid="r", prompt_ids=[5], params=params, given_back=given, heal="\u1e17")
+    choice = ChoiceOutput(tokenizer, asked)
+    chunk = choice.add(Output(key=1, ids=given[:1], healed=1, finish=finish), 0)
+    last = chunk or choice.abort("left")
+    assert (last.text, last.output_ids, last.segments) == ("", [], [])
+    assert last.finish.type == (finish or "abort")
