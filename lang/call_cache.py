@@ -98,11 +98,14 @@ class CallCache:
         path = self._path(key)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                dir=path.parent, prefix=".", suffix=".part", delete=False
-            ) as file:
-                file.write(_check(raw) + raw)
-            Path(file.name).replace(path)
+            handle, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+            try:
+                with open(handle, "wb") as file:
+                    file.write(_check(raw) + raw)
+                Path(part).replace(path)
+            except BaseException:  # of a full disk, which would else be filled further
+                Path(part).unlink(missing_ok=True)
+                raise
         with self._lock:
             self._unmeasured += size
             due = self._unmeasured > self.max_bytes // 16

@@ -334,6 +334,15 @@ def test_a_folder_that_cannot_be_written_to_keeps_nothing(tmp_path):
     assert cache.clear() == 0
 
 
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path):
+    """A disk that is full is not filled further."""
+    cache = CallCache(tmp_path)
+    (tmp_path / "00" / f"{0:040x}").mkdir(parents=True)  # no file can take its place
+    cache.keep(f"{0:040x}", b"an answer")
+    assert cache.find(f"{0:040x}") is None
+    assert [path.name for path in (tmp_path / "00").iterdir()] == [f"{0:040x}"]
+
+
 def _write_and_read(folder, seed):
     cache = CallCache(folder, max_bytes=20_000)
     for i in range(300):
