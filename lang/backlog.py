@@ -137,6 +137,11 @@ class Backlog:
                 ticket = max(ticket, self._barrier)
             return ticket or None
 
+    def sets(self, name: str) -> bool:
+        """Whether a statement so far is known to set a variable."""
+        with self._lock:
+            return name in self._writes
+
     def stream_of(self, name: str) -> Stream[Chunk] | None:
         """The stream of a variable, if its text comes piece by piece."""
         with self._lock:

@@ -100,7 +100,7 @@ class CallCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
             try:
-                with open(handle, "wb") as file:
+                with os.fdopen(handle, "wb") as file:
                     file.write(_check(raw) + raw)
                 Path(part).replace(path)
             except BaseException:  # of a full disk, which would else be filled further

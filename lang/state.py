@@ -398,28 +398,39 @@ class ProgramState:
         """The statement that makes a variable; the last one if none does."""
         while True:
             ticket, count = self._look_for(name)
-            if ticket is not None:
+            if ticket is None:
+                self._backlog.announced(count, until)
+            elif count == 0:
                 return ticket
-            self._backlog.announced(count, until)
+            else:
+                self._backlog.wait(ticket, until)
 
     async def _ticket_async(self, name: str) -> int:
         while True:
             ticket, count = self._look_for(name)
-            if ticket is not None:
+            if ticket is None:
+                await self._backlog.announced_async(count)
+            elif count == 0:
                 return ticket
-            await self._backlog.announced_async(count)
+            else:
+                await self._backlog.reach(ticket)
 
     def _look_for(self, name: str) -> tuple[int | None, int]:
-        """The ticket for a variable, or how many statements to wait for before it can be there."""
+        """The ticket for a variable, and 0; or how many statements must be put before it can be.
+
+        Both where the statement of the ticket, a join, may set it, or one that is still to come.
+        """
         self._check_readable(name)
         ended = self._backlog.ended or self._backlog.failure is not None or not self._outside
         submitted = self._backlog.submitted
         ticket = self._backlog.ticket(name)
         if ticket is None and name in self._executor.contents.variables:
             ticket = 0  # joined, or there when the branch began
+        elif ticket is not None and not (ended or self._backlog.sets(name)):
+            return ticket, submitted + 1
         if ticket is None and ended:
             ticket = submitted
-        return ticket, submitted + 1
+        return ticket, 0 if ticket is not None else submitted + 1
 
     # ---- checks ----
 

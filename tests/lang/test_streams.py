@@ -206,3 +206,40 @@ def test_the_text_of_a_program_that_failed_before_it_wrote():
     state = program.run(backend=MockBackend(), stream=True)
     with pytest.raises(ValueError, match="boom"):
         list(state.text_iter())
+
+
+READS = {
+    "get_var": lambda state: state.get_var("late", timeout=20),
+    "item": lambda state: state["late"],
+    "meta": lambda state: state.get_meta_info("late") and "text",
+    "text_iter": lambda state: "".join(state.text_iter("late")),
+    "get": lambda state: asyncio.run(state.get("late")),
+    "text_async_iter": lambda state: "".join(asyncio.run(async_pieces(state, "late"))),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_read_before_a_join_waits_for_what_comes_behind_it(read):
+    """A join that is still to run may set any variable; if it does not, others may."""
+    reads = threading.Event()
+
+    class Slow(MockBackend):
+        async def generate(self, request):
+            await asyncio.to_thread(reads.wait, 20)
+            async for chunk in super().generate(request):
+                yield chunk
+
+    @boughs.function
+    def program(s):
+        branches = s.fork(2)
+        for branch in branches:
+            branch += boughs.gen("x")
+        branches.join()
+        s += boughs.gen("late")
+
+    state = program.run(backend=Slow("text"), stream=True)
+    threading.Timer(0.1, reads.set).start()  # no branch has run before, so the join waits
+    assert read(state) == "text"
+    state.sync()
+    with pytest.raises(NotFound):
+        state.get_var("never")
