@@ -199,9 +199,17 @@ class Program:
         Raises:
             InvalidRequest: The program adds statements or reads variables without an end: a loop
                 waits for a value that only a model would give.
+            Exception: What the body raises, with a note that it ran on placeholders.
         """
         given = self._arguments.bind_placeholders(self._bound, args, kwargs)
-        return trace(self._name, self.func, given.args, given.kwargs)
+        try:
+            return trace(self._name, self.func, given.args, given.kwargs)
+        except Exception as error:
+            error.add_note(
+                f"program {self._name} ran without a model: a variable's text, and an argument "
+                "that is not given, is its name in braces"
+            )
+            raise
 
     def graph(self, /, *args: Any, **kwargs: Any) -> Graph:
         """The program drawn as a graph, without a backend: of `trace`, for the same arguments.

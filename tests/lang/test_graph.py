@@ -261,3 +261,19 @@ def test_an_async_programs_graph():
     graph = waits.graph()
     assert "never" not in str(graph)
     assert "(x)" in graph.notes[0]
+
+
+def test_what_a_body_raises_on_placeholders_says_that_they_are():
+    @boughs.function
+    def program(s, items):
+        for key, value in items.items():
+            s += f"{key}: {value}"
+        s += boughs.gen("x")
+        s += str(int(s["x"]))
+
+    with pytest.raises(AttributeError) as missing:
+        program.graph()
+    with pytest.raises(ValueError, match="{x}") as converted:
+        program.trace(items={})
+    for raised in (missing, converted):
+        assert "without a model" in raised.value.__notes__[0]
