@@ -39,6 +39,7 @@ class OpenAIChat:
     features = Features(
         fields=SAMPLING,
         json_schema=True,
+        json_object=True,
         chat=True,
         many=True,
         top_logprobs=20,
@@ -88,6 +89,8 @@ def chat_request(call: Call, features: Features) -> dict[str, Any]:
     if params.json_schema is not None:
         schema = {"name": "answer", "schema": narrowed(params.json_schema), "strict": True}
         request["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if params.json_object:
+        request["response_format"] = {"type": "json_object"}
     if call.top_logprobs is not None:
         request["logprobs"] = True
         if call.top_logprobs:

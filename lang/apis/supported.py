@@ -26,6 +26,7 @@ class Features:
     Attributes:
         fields: Fields of `SamplingParams` that it takes, with its own names for them.
         json_schema: Whether it can be held to a JSON schema.
+        json_object: Whether it can be held to any JSON object.
         chat: Whether it takes messages, and not one text.
         continues: Whether it goes on with a turn that has begun.
         many: Whether one request gives several choices.
@@ -39,6 +40,7 @@ class Features:
 
     fields: Mapping[str, str] = field(default_factory=dict)
     json_schema: bool = False
+    json_object: bool = False
     chat: bool = True
     continues: bool = False
     many: bool = False
@@ -60,7 +62,9 @@ class Features:
         for name in SamplingParams.__struct_fields__:
             if name in _DONE_HERE or name in self.fields:
                 continue
-            if name == "json_schema" and self.json_schema:
+            if (name == "json_schema" and self.json_schema) or (
+                name == "json_object" and self.json_object
+            ):
                 continue
             if getattr(params, name) != getattr(_DEFAULTS, name):
                 raise Unsupported(f"{name}: {api} has no such parameter", name)

@@ -146,6 +146,7 @@ def test_a_schema_is_an_output_format(api):
     ("given", "name"),
     [
         ({"n": 2}, "n"),
+        ({"json_object": True}, "json_object"),
         ({"seed": 1}, "seed"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"logit_bias": {1: 1.0}}, "logit_bias"),

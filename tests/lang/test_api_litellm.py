@@ -99,6 +99,8 @@ def test_a_call_has_the_options_and_the_parameters(litellm):
     ]
     assert litellm.streams[0].closed
     assert s.usage.completion_tokens == 4
+    ask.run(json_object=True, backend=backend)
+    assert litellm.calls[1]["response_format"] == {"type": "json_object"}
 
 
 def test_a_turn_is_gone_on_with_where_the_package_says_so(litellm):

@@ -160,6 +160,18 @@ def test_a_schema_is_a_response_format(api):
         write.run(json_schema=schema, backend=old)
 
 
+def test_a_json_object_is_a_response_format(api):
+    server, backend = api('{"a": 1}')
+    assert ask.run(json_object=True, backend=backend)["x"] == '{"a": 1}'
+    assert server.seen[0].body["response_format"] == {"type": "json_object"}
+    with pytest.raises(Unsupported, match="json_whitespace: OpenAI chat"):
+        ask.run(json_object=True, json_whitespace=2, backend=backend)
+    assert len(server.seen) == 1
+    _, old = api(text=True)
+    with pytest.raises(Unsupported, match="json_object: OpenAI completions"):
+        write.run(json_object=True, backend=old)
+
+
 def test_a_limit_is_a_finish_of_length(api):
     _, backend = api("abcdef")
     meta = ask.run(max_tokens=4, backend=backend).get_meta_info("x")
