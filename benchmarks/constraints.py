@@ -28,7 +28,7 @@ from boughs.runtime.constraints.compiler import GrammarCompiler
 from boughs.runtime.constraints.masks import Masks
 from boughs.runtime.core.core import Core
 from boughs.runtime.core.runner import ModelRunner
-from boughs.runtime.messages import Shutdown, Submit
+from boughs.runtime.messages import Abort, Shutdown, Submit
 from boughs.runtime.models.store import resolve
 
 BATCH = 32
@@ -49,6 +49,17 @@ RECORD = {
     },
     "additionalProperties": False,
 }
+HOSTILE = [
+    ("regex", "(?:[a-z]{1,50}|[0-9a-f]{1,50}){1,200}NUMBER"),
+    ("regex", "((((a{100}){100}){100}){100})NUMBER"),
+    ("ebnf", 'root ::= root root | "NUMBER" root'),
+    (
+        "json_schema",
+        json.dumps({"properties": {f"NUMBER{i}": {"minLength": 1} for i in range(5000)}}),
+    ),
+]
+"""Grammars that cost whoever compiles them; NUMBER makes one that has not been tried."""
+
 RECORD["required"] = list(RECORD["properties"])
 
 
@@ -145,39 +156,145 @@ def masks(compiler, vocab, sources, rounds=200):
     return bare, own
 
 
-def steps(model, tokens, rounds, bare):
-    """Processor time of a step with a batch of requests, constrained and not, in turn.
+def endless(compiler, lines):
+    """Lists of what is valid under a schema, so that no output ends before the others."""
+    for line in lines:
+        if "$ref" not in json.dumps(line["schema"]):
+            source = {"type": "array", "items": line["schema"], "minItems": 50}
+            if compiler.ask("json_schema", json.dumps(source)).exception() is None:
+                yield json.dumps(source)
 
-    A core in this process, on one thread: what else the machine does hardly shows.
+
+class Turns:
+    """A core in this process whose requests are of one kind for some steps, then of the other.
+
+    A step counts where every request of the batch gave a token in it and in the step before, and
+    none began. Before every other one that would, the masks of its grammars are made bare, and it
+    does not count: what bare masks leave in the caches would be its gain.
+
+    Args:
+        model: Its folder.
+        kinds: Of two kinds, the grammars of the batch (None: free), and grammars that others try.
+        length: Steps of a turn.
+        pairs: Turns of each kind, after the first that are not counted.
+        threads: Of the model.
     """
-    config = EngineConfig(model_path=str(model), kv_memory="256M", threads=1)
-    core = Core(config, ModelRunner(config, model))
-    taken, todo, last = {False: [], True: []}, [False, True] * (rounds + 1), [0.0]
 
-    def requests(bound):
+    def __init__(self, model, kinds, length, pairs, threads=1):
+        self.config = EngineConfig(model_path=str(model), kv_memory="256M", threads=threads)
+        self.core = Core(self.config, ModelRunner(self.config, model))
+        self.words = -(-self.core.limits.vocab_size // 32)
+        self.bits = np.zeros((BATCH, self.words), dtype=np.uint32)
+        self.kinds, self.length = kinds, length
+        self.todo = [turn % 2 for turn in range(2 * pairs + 2)]
+        self.turns, self.taken, self.bare = [], [], []
+        self.running, self.others, self.lost = {}, set(), []
+        self.left = self.key = self.answers = self.before = self.steps = 0
+        self.draw = np.random.default_rng(0)
+
+    def run(self):
+        """Of each pair of turns the steps' (wall, processor) seconds; and the bare masks'."""
+        self.core.run(self.receive, self.send)
+        return list(zip(self.turns[2::2], self.turns[3::2], strict=True)), self.bare
+
+    def submit(self, tokens, kind, source):
+        """A request under a grammar, if there is one."""
+        self.key += 1
+        field = {kind: source} if source else {}
         params = SamplingParams(
-            max_new_tokens=tokens, temperature=0.0, seed=0, ignore_eos=True,
-            json_schema=WORDS if bound else None,
-        )  # fmt: skip
-        draw = np.random.default_rng(0).integers(100, 10_000, (BATCH, 16)).tolist()
-        return [Submit(key=key + 1, prompt_ids=ids, params=params) for key, ids in enumerate(draw)]
+            max_new_tokens=tokens, temperature=0.0, seed=0, ignore_eos=True, **field
+        )
+        ids = self.draw.integers(100, 10_000, 16).tolist()
+        return Submit(key=self.key, prompt_ids=ids, params=params)
 
-    def receive(_):
-        now = time.process_time()
-        if core.scheduler.has_work or core.scheduler.compiling:
-            if len(todo) < 2 * rounds:  # the first round of each compiles and fills caches
-                taken[len(todo) % 2 == 0].append(now - last[0])
-            last[0] = now
-            return []
-        last[0] = now
-        return requests(todo.pop(0)) if todo else [Shutdown()]
+    def receive(self, _):
+        """What comes between two steps."""
+        now = time.perf_counter(), time.process_time()
+        if self.counts and self.answers == self.before == BATCH:
+            self.taken.append([now[at] - self.began[at] for at in range(2)])
+        if not self.left:
+            if self.taken:
+                self.turns.append(self.taken)
+            if not self.todo:
+                return [Shutdown()]
+            made = [Abort(key) for key in (*self.running, *self.others)]
+            self.kind, self.left, self.taken = self.todo.pop(0), self.length, []
+            self.running, self.others, self.lost = {}, set(), list(range(BATCH))
+        else:
+            made = []
+        sources, tried = self.kinds[self.kind]
+        for at in self.lost:
+            source = sources[at % len(sources)] if sources else None
+            made.append(self.submit(300, "json_schema", source))
+            self.running[self.key] = at
+        self.lost = []
+        calm = not made
+        if tried and len(self.others) < 2:  # new each time: verdicts are kept
+            kind, source = tried[self.key % len(tried)]
+            made.append(self.submit(1, kind, source.replace("NUMBER", str(self.key))))
+            self.others.add(self.key)
+        self.left -= calm and self.answers == BATCH
+        self.counts = calm
+        if calm and sources and self.left % 2:
+            self.counts = False
+            self.make_bare()
+        self.before, self.answers = self.answers, 0
+        self.began = time.perf_counter(), time.process_time()
+        return made
 
-    core.run(receive, lambda _: None)
-    loose, bound = (statistics.median(taken[kind]) * 1e6 for kind in (False, True))
-    print(
-        f"step of {BATCH}: free {loose:.0f} us, constrained {bound:.0f} us, ratio "
-        f"{bound / loose:.3f}, difference {(bound - loose) / bare:.2f} times its bare masks"
+    counts, began = False, (0.0, 0.0)
+
+    def make_bare(self):
+        """Make the masks of all that run, one by one."""
+        requests = [self.core.scheduler.find(key) for key in self.running]
+        raws = [request.matcher.raw for request in requests if request and request.matcher]
+        began = time.perf_counter()
+        for at, raw in enumerate(raws):
+            raw.unsafe_compute_mask_ptr(self.bits[at].ctypes.data, self.words * 4)
+        if len(raws) == BATCH and len(self.turns) > 1:
+            self.bare.append(time.perf_counter() - began)
+
+    def send(self, message):
+        """Take what a step gave."""
+        for output in getattr(message, "outputs", ()):
+            self.answers += output.key in self.running
+            if output.finish or output.error:
+                self.others.discard(output.key)
+                if output.key in self.running:
+                    self.lost.append(self.running.pop(output.key))
+
+
+def ratio(pairs, clock):
+    """Of a median step in the second turn by one in the first; the first's; the difference.
+
+    Medians over all pairs.
+    """
+    firsts, seconds = (
+        [statistics.median(step[clock] for step in pair[at]) for pair in pairs] for at in range(2)
     )
+    ratios = [b / a for a, b in zip(firsts, seconds, strict=True)]
+    extra = statistics.median(b - a for a, b in zip(firsts, seconds, strict=True))
+    return statistics.median(ratios), statistics.median(firsts), extra
+
+
+def steps(what, model, sources, length, pairs):
+    """Steps of a batch, free and constrained, and the difference in bare masks of its states."""
+    turns, bare = Turns(model, ((None, ()), (sources, ())), length, pairs).run()
+    bare = statistics.median(bare)
+    for clock, name in enumerate(("wall", "processor")):
+        times, free, extra = ratio(turns, clock)
+        print(
+            f"{what}, {name} time: free {free * 1e6:.0f} us, constrained {times:.3f} times that; "
+            f"the difference {extra * 1e6:.0f} us is {extra / bare:.2f} times its bare masks "
+            f"({bare * 1e6:.0f} us)"
+        )
+
+
+def hostile(what, model, length, pairs):
+    """Steps of free requests while two hostile grammars at a time are tried, and while none is."""
+    turns, _ = Turns(model, ((None, ()), (None, HOSTILE)), length, pairs).run()
+    times, alone, _ = ratio(turns, 0)
+    print(f"{what}: {alone * 1e3:.2f} ms, {times:.3f} times that while hostile grammars are tried")
 
 
 def jumping(model, rounds):
@@ -214,9 +331,9 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--schemas", type=Path, help="lines of {id: ..., schema: ...}")
-    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=12, help="of a turn, on the model")
     parser.add_argument("--rounds", type=int, default=5)
-    parts = ("coverage", "compile", "masks", "steps", "tiny", "jump")
+    parts = ("coverage", "compile", "masks", "steps", "tiny", "hostile", "jump")
     parser.add_argument("--only", choices=parts, action="append", help="run this part alone")
     args = parser.parse_args()
     only = args.only or parts
@@ -232,22 +349,29 @@ def main():
         coverage(compiler, lines)
     if lines and "compile" in only:
         compiling(about, lines)
-    if lines and "masks" in only:
-        compiled = [json.dumps(line["schema"]) for line in lines]
-        some = [s for s in compiled if compiler.ask("json_schema", s).exception() is None][::5]
-        bare, own = masks(compiler, about[1], some[:BATCH])
+    sources = [json.dumps(line["schema"]) for line in lines]
+    sources = [s for s in sources if compiler.ask("json_schema", s).exception() is None]
+    real = sources[::5][:BATCH]
+    if real and "masks" in only:
+        bare, own = masks(compiler, about[1], real)
         print(
             f"{BATCH} masks of real schemas: bare {bare:.0f} us, {bare / BATCH:.1f} a token; "
             f"ours {own:.0f} us, {own / BATCH:.1f} a token; ratio {own / bare:.2f}"
         )
-    bare = masks(compiler, about[1], [WORDS] * BATCH)[0]
+    batches = {"texts in JSON": [WORDS]}
+    if lines:
+        batches[f"{BATCH} real schemas"] = list(endless(compiler, lines))[::3][:BATCH]
     compiler.close()
-    if "steps" in only:
-        steps(folder, args.tokens, args.rounds, bare)
-    if "tiny" in only:
-        with tempfile.TemporaryDirectory() as place:
-            print("on a tiny model: ", end="")
-            steps(make_tiny(Path(place), folder), 100, args.rounds * 2, bare)
+    with tempfile.TemporaryDirectory() as place:
+        tiny = make_tiny(Path(place), folder)
+        for name, batch in batches.items():
+            if "steps" in only:
+                steps(f"step of {BATCH}, {name}", folder, batch, args.steps, args.rounds)
+            if "tiny" in only:
+                steps(f"tiny step of {BATCH}, {name}", tiny, batch, 30, 4 * args.rounds)
+        if "hostile" in only:
+            hostile(f"step of {BATCH}", folder, args.steps, args.rounds)
+            hostile(f"tiny step of {BATCH}", tiny, 100, 2 * args.rounds)
     if "jump" in only:
         jumping(folder, args.rounds)
 
