@@ -168,21 +168,22 @@ def endless(compiler, lines):
 class Turns:
     """A core in this process whose requests are of one kind for some steps, then of the other.
 
-    A step counts where every request of the batch gave a token in it and in the step before, and
-    none began. Before every other one that would, the masks of its grammars are made bare, and it
-    does not count: what bare masks leave in the caches would be its gain.
+    Nothing jumps: a step is a token of each. It counts where all gave a token in it and in the
+    step before, and none began. Before every other one that would, the masks of its grammars are
+    made bare, and it does not count: what they leave in the caches would be its gain.
 
     Args:
         model: Its folder.
         kinds: Of two kinds, the grammars of the batch (None: free), and grammars that others try.
         length: Steps of a turn.
         pairs: Turns of each kind, after the first that are not counted.
-        threads: Of the model.
     """
 
-    def __init__(self, model, kinds, length, pairs, threads=1):
-        self.config = EngineConfig(model_path=str(model), kv_memory="256M", threads=threads)
-        self.core = Core(self.config, ModelRunner(self.config, model))
+    def __init__(self, model, kinds, length, pairs):
+        config = EngineConfig(
+            model_path=str(model), kv_memory="256M", threads=1, disable_jump_forward=True
+        )
+        self.core = Core(config, ModelRunner(config, model))
         self.words = -(-self.core.limits.vocab_size // 32)
         self.bits = np.zeros((BATCH, self.words), dtype=np.uint32)
         self.kinds, self.length = kinds, length

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
@@ -31,7 +31,13 @@ class Translated(NamedTuple):
     weaker: tuple[str, ...] = ()
 
 
-def translate(kind: str, source: str, form: JsonForm = PLAIN, pieces: Pieces = whole) -> Translated:
+def translate(
+    kind: str,
+    source: str,
+    form: JsonForm = PLAIN,
+    pieces: Pieces = whole,
+    eos: Collection[int] = (),
+) -> Translated:
     """The grammar of a source.
 
     Args:
@@ -39,6 +45,7 @@ def translate(kind: str, source: str, form: JsonForm = PLAIN, pieces: Pieces = w
         source: Of `choices` a JSON list.
         form: How JSON is written, of schemas and structural tags.
         pieces: What in a text is a special token; of structural tags.
+        eos: The tokens that end an output; of structural tags.
 
     Raises:
         GrammarError: Names the kind, and what is wrong with the source.
@@ -48,7 +55,7 @@ def translate(kind: str, source: str, form: JsonForm = PLAIN, pieces: Pieces = w
         raise GrammarError(f"{kind}: it has {size} bytes; at most {MAX_SOURCE} are taken", kind)
     try:
         if kind == "structural_tag":
-            return Translated(tag_grammar(source, form, pieces))
+            return Translated(tag_grammar(source, form, pieces, eos))
         if kind == "json_schema":
             return _json_schema(source, form)
         return Translated(_GRAMMARS[kind](source))

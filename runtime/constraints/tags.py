@@ -7,7 +7,7 @@ This module knows no tokenizer: what in a text is a special token, it is told.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from boughs.lang.constraints import JsonForm
 from boughs.lang.errors import GrammarError
 
 from .json_form import PLAIN, json_term
+from .tag_ends import Ends
 from .tag_formats import (
     KIND,
     AnyText,
@@ -45,19 +46,24 @@ def whole(text: str) -> list[str | int]:
     return [text] if text else []
 
 
-def tag_grammar(source: str, form: JsonForm = PLAIN, pieces: Pieces = whole) -> str:
+def tag_grammar(
+    source: str, form: JsonForm = PLAIN, pieces: Pieces = whole, eos: Collection[int] = ()
+) -> str:
     """The grammar of a structural tag.
 
     Args:
         source: JSON.
         form: How JSON in it is written.
         pieces: What in its strings is a special token.
+        eos: The tokens that end an output.
 
     Raises:
         GrammarError: Names what is wrong with it.
     """
     writer = _Writer(form, pieces)
-    start = writer.write(read_tag(source), [], last=True)
+    fmt = read_tag(source)
+    Ends(eos, pieces).check(fmt)
+    start = writer.write(fmt, [], last=True)
     lines = [f"start: {start}", "TEXT: /(?s:.*)/", *writer.lines]
     return json.dumps(
         {"grammars": [{"name": KIND, "lark_grammar": "\n".join(lines)}, *writer.grammars]}

@@ -7,6 +7,8 @@ trial runs in a process of its own, which may be killed. This module knows no pr
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -38,11 +40,17 @@ class Verdict(NamedTuple):
 
 
 def try_source(
-    tokenizer: LLTokenizer, vocab_size: int, kind: str, source: str, form: JsonForm = PLAIN
+    tokenizer: LLTokenizer,
+    vocab_size: int,
+    kind: str,
+    source: str,
+    form: JsonForm = PLAIN,
+    *,
+    eos: Collection[int] = (),
 ) -> Verdict:
-    """Whether a source makes a grammar that can be followed."""
+    """Whether a source makes a grammar that can be followed; `eos` are what ends an output."""
     try:
-        grammar, weaker = translate(kind, source, form, lambda text: _pieces(tokenizer, text))
+        grammar, weaker = translate(kind, source, form, partial(_pieces, tokenizer), eos)
     except GrammarError as error:
         return Verdict(None, short(str(error)))
     try:

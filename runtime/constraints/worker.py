@@ -92,7 +92,7 @@ def main() -> int:
     bounds = Bounds(args.seconds, args.memory)
 
     def attempt(job: Job) -> Verdict:
-        return try_source(tokenizer, args.vocab_size, job.kind, job.source, job.form)
+        return try_source(tokenizer, args.vocab_size, job.kind, job.source, job.form, eos=eos)
 
     _Server(attempt, bounds).run()
     return 0

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from boughs.runtime.constraints.matcher import build, load_tokenizer
+from boughs.runtime.constraints.matcher import Matcher, build, load_tokenizer
 from boughs.runtime.constraints.tags import tag_grammar
 from boughs.runtime.constraints.trial import try_source
 
@@ -60,6 +60,31 @@ def test_islands_are_held_and_text_is_free(tokenizer, text, fits):
         whole["tags"].append({"type": "tag", **one, "content": content})
         whole["tags"][-1].pop("schema", None)
     assert accepts(tokenizer, tag_grammar(json.dumps({"format": whole})), text) == fits
+
+
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize("wrap", ["format", "sequence", "triggered"])
+def test_the_end_of_the_output_ends_a_tag_where_nothing_has_to_follow(tokenizer, wrap, follows):
+    eos = tokenizer.decode_str([EOS])
+    fmt = {"type": "tag", "begin": "<f>", "content": {"type": "json_schema"}, "end": eos}
+    if wrap == "triggered":
+        fmt = {"type": "triggered_tags", "triggers": ["<f"], "tags": [fmt], "at_least_one": True}
+    if wrap == "sequence" or follows:
+        end = {"type": "const_string", "value": "."}
+        rest = end if follows else {"type": "optional", "content": end}
+        fmt = {"type": "sequence", "elements": [fmt, rest]}
+    verdict = try_source(
+        tokenizer, VOCAB, "structural_tag", json.dumps({"format": fmt}), eos=(EOS,)
+    )
+    if follows:
+        assert "ends the output (EOS), and more would have to follow" in verdict.error
+        return
+    matcher = Matcher(build(tokenizer, verdict.grammar), "structural_tag")
+    for token in [*tokenizer.tokenize_str("<f>[1]"), EOS]:
+        assert not matcher.complete
+        assert matcher.mask(VOCAB)[token]
+        matcher.accept(token)
+    assert matcher.complete
 
 
 # ---- against a naive reading ----
