@@ -32,6 +32,9 @@ from .trial import Verdict, try_source
 STACK = 1 << 20
 """Bytes of stack of a trial: less than any thread has that later uses what passed."""
 
+NICE = 10
+"""How much further back than the core a trial stands in the queue for a processor."""
+
 _NO_STACK = "it is nested too deeply or has too many parts: its compiler runs out of stack"
 _ENDINGS = {
     signal.SIGSEGV: _NO_STACK,
@@ -198,7 +201,8 @@ def _run_trial(attempt: Attempt, job: Job, bounds: Bounds, to_us: int) -> None:
 
 
 def _bound(bounds: Bounds) -> None:
-    """Bound this process's memory, stack and time, and let it leave no core file."""
+    """Bound this process's memory, stack and time, let it leave no core file, and go last."""
+    os.nice(NICE)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     own = pages * resource.getpagesize()
     seconds = int(bounds.seconds) + 1  # where nobody is left to kill it
