@@ -32,7 +32,7 @@ from .trial import Verdict, try_source
 STACK = 1 << 20
 """Bytes of stack of a trial: less than any thread has that later uses what passed."""
 
-NICE = 10
+NICE = 5
 """How much further back than the core a trial stands in the queue for a processor."""
 
 _NO_STACK = "it is nested too deeply or has too many parts: its compiler runs out of stack"

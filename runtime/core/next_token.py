@@ -45,11 +45,10 @@ class NextTokens:
         if request.submit.logprobs:
             logprobs = logits[row].log_softmax(-1)
         try:
+            if request.matcher is not None:
+                request.matcher.check()  # its mask may have met its budget
             if token is None:
-                if request.matcher is not None:
-                    request.matcher.check()  # its mask may have met its budget
                 token = self._sample(request, logits[row], mask)
-            # A matcher in an error accepts nothing, and says why.
             in_prefix = self._bound.accept(request, token)
         except BoughsError as error:  # of this request alone
             self._scheduler.abort(request)

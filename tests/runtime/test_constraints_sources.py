@@ -5,13 +5,15 @@ import pytest
 from boughs.lang.errors import GrammarError
 from boughs.runtime.constraints.compiler import GrammarCompiler
 from boughs.runtime.constraints.matcher import MAX_MESSAGE, load_tokenizer
+from boughs.runtime.constraints.worker import Bounds
 
 VOCAB, EOS = 384, 2
 
 
 @pytest.fixture(scope="module")
 def grammars(tiny_model):
-    compiler = GrammarCompiler(tiny_model, VOCAB, (EOS,))
+    bounds = Bounds(seconds=60.0, memory=1 << 30)  # the machine may be busy
+    compiler = GrammarCompiler(tiny_model, VOCAB, (EOS,), bounds)
     yield compiler
     compiler.close()
 
