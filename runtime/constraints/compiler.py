@@ -6,6 +6,7 @@ This module knows no request: who waits for a grammar holds the future that `ask
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from llguidance import LLMatcher, LLTokenizer
 
 from boughs.lang.constraints import JsonForm
-from boughs.lang.errors import GrammarError, Unsupported
+from boughs.lang.errors import BackendError, BoughsError, GrammarError, Unsupported
 
 from .json_form import PLAIN
 from .matcher import Matcher, build, load_tokenizer
@@ -30,6 +31,8 @@ MAX_CACHED = 256
 AT_ONCE = 4
 """Sources that are tried at the same time."""
 
+
+log = logging.getLogger("boughs")
 
 HEAL = "heal"
 """The kind of a grammar that allows anything behind its prefix."""
@@ -146,6 +149,16 @@ class GrammarCompiler:
         return tokenizer, Verdicts(self._cache, about)
 
     def _compile(self, kind: str, source: str, form: JsonForm, prefix: str) -> Grammar:
+        """In a thread: a fault here fails those that asked for this grammar, and no core."""
+        try:
+            return self._made(kind, source, form, prefix)
+        except BoughsError:
+            raise
+        except Exception as error:
+            log.exception("a grammar could not be compiled, by a fault of the compiler's own")
+            raise BackendError(f"{kind}: compiling it failed: {error!r:.200}") from error
+
+    def _made(self, kind: str, source: str, form: JsonForm, prefix: str) -> Grammar:
         assert self._tokenizer is not None, "`ask` has begun to load it"
         try:
             tokenizer, verdicts = self._tokenizer.result()

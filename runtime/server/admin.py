@@ -98,7 +98,10 @@ class Admin:
             "is_generation": True,
             "context_length": self._served.limits.context_length,
         }
-        if _whole(request, "identity", 0):
+        identity = _whole(request, "identity", 0)
+        if identity not in (0, 1):
+            raise InvalidRequest(f"identity: expected 0 or 1, got {identity}", "identity")
+        if identity:
             info["identity"] = await self._served.identity()
         return json_response(info)
 

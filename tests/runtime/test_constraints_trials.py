@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from boughs.lang.errors import GrammarError, Unsupported
+from boughs.lang.errors import BackendError, GrammarError, Unsupported
 from boughs.runtime.constraints.compiler import GrammarCompiler
 from boughs.runtime.constraints.trials import Trials
 from boughs.runtime.constraints.worker import Bounds
@@ -138,3 +138,17 @@ def test_who_waits_when_it_is_closed_is_told(tmp_path):
         trials.close()
         assert waiting.result(20).grammar is None
     assert trials.run("regex", "x").grammar is None
+
+
+def test_a_fault_of_ours_fails_one_grammar_and_no_other(compiler_of, monkeypatch):
+    """The core takes it as the error of a request; any other exception would end the core."""
+
+    def fails(tokenizer, grammar):
+        raise KeyError("x")
+
+    grammars = compiler_of()
+    with monkeypatch.context() as patch:
+        patch.setattr("boughs.runtime.constraints.compiler.build", fails)
+        with pytest.raises(BackendError, match=r"regex: compiling it failed: KeyError\('x'\)"):
+            grammars.matcher("regex", "a")
+    assert not grammars.matcher("regex", "b").complete

@@ -349,6 +349,7 @@ def test_model_info(site):
         assert "identity" not in info  # that reads files, which not everybody needs
         assert site.call(f"{path}?identity=1")[2]["identity"] == "fake"
         assert site.call(f"{path}?identity=yes")[0] == 400
+        assert site.call(f"{path}?identity=2")[0] == 400
     for path in ("/server_info", "/get_server_info"):
         assert site.call(path)[2]["stats"] == {"requests": 0}
 
