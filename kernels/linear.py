@@ -26,7 +26,7 @@ from .compiled import compiled, entry_point, sources
 from .panels import LAYOUTS, PANEL
 from .products import FEW_ROWS, KINDS, NARROW, WIDE, block_rows, dequantize, multiply
 from .row_calls import MEMORY, ROWS, buffer_at
-from .team import run_calls, share
+from .team import run_calls, run_tasks, share
 from .weight import GROUP, Floats, Kind, Weight
 from .workers import Workers
 
@@ -85,6 +85,7 @@ class Linear:
         self.columns = len(self._bias)
         padded = -(-inputs // GROUP) * GROUP
         self._calls = self.calls(0, padded, 2 * padded)
+        run_tasks()  # so that no request waits for its compiler
         self._list = np.array([(call.address, args.ctypes.data) for call, args, _ in self._calls])
         self._fixed, self._per_row = np.array([cost for _, _, cost in self._calls]).T
 

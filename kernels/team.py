@@ -60,7 +60,7 @@ def run_calls(workers: Workers, calls: Words, tasks: Words, step: Words) -> None
         tasks: [calls]: how many tasks of each; 0 leaves it out.
         step: What all calls get.
     """
-    run = _run()
+    run = run_tasks()
     counters = np.zeros((len(calls), 2, LINE), np.int64)
 
     def help_(_: Any) -> None:
@@ -72,7 +72,11 @@ def run_calls(workers: Workers, calls: Words, tasks: Words, step: Words) -> None
 
 
 @cache
-def _run() -> Callable[..., None]:
+def run_tasks() -> Callable[..., None]:
+    """Compile, or load from disk, what each thread does; whoever makes calls asks at a start.
+
+    Its arguments are those of `run_calls`, and counters [calls, 2, LINE]: tasks taken and done.
+    """
     version = sources()
 
     def run(calls: Words, tasks: Words, step: Words, counters: Words) -> None:
