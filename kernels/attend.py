@@ -25,7 +25,7 @@ from .calls import (
     rows_at,
     words_at,
 )
-from .compiled import compiled, sources
+from .compiled import Callee, compiled, sources
 from .merge import merge_parts
 from .paged import run_pieces
 from .row_calls import KEYS, MEMORY, PLACES, PLANE, ROWS, VALUES
@@ -111,7 +111,7 @@ def attend() -> Any:
     args: offset of the queries [T, H D]; offset of the result; H, K, D; the layer; offset of the
     result where rows are not in order; word of the step that holds the address of the record.
     """
-    version, run_some = sources(), run_pieces(torch.float32)
+    version, run_some = sources(), Callee(run_pieces(torch.float32), "float32")
 
     def run(args: Words, step: Words, task: int, tasks: int) -> None:
         version  # noqa: B018 -- see `callable_by_address`
@@ -137,7 +137,7 @@ def attend() -> Any:
 @cache
 def merge() -> Any:
     """Parts of rows that were split, merged; args are those of `attend`."""
-    version, merge_some = sources(), merge_parts()
+    version, merge_some = sources(), Callee(merge_parts())
 
     def run(args: Words, step: Words, task: int, tasks: int) -> None:
         version  # noqa: B018 -- see `callable_by_address`

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from numba import njit
+from numba import njit, types
 from numba.core.event import Event, Listener, install_listener
+from numba.core.typing.typeof import typeof_impl
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,6 +67,30 @@ def entry_point(function: Callable[..., None], *signature: Any) -> Callable[...,
         dispatcher.compile(signature)
     dispatcher.disable_compile()
     return cast("Callable[..., None]", dispatcher)
+
+
+class Callee:
+    """A compiled function as what an entry point's enclosing function holds, to be called by it.
+
+    numba knows what it has kept by the pickle of what is held, and that of a dispatcher is another
+    one in every process. This one's is its name; what it computes is told by `sources`.
+    """
+
+    def __init__(self, function: Callable[..., Any], *name: object) -> None:
+        self.dispatcher = function
+        self._name = (function.__qualname__, *map(str, name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (tuple, (self._name,))
+
+    def __call__(self, *args: Any) -> Any:
+        """Only compiled code calls it; this tells readers of types that it can."""
+        raise NotImplementedError
+
+
+@typeof_impl.register(Callee)  # type: ignore[untyped-decorator]
+def _type_of_callee(value: Callee, _: object) -> types.Dispatcher:
+    return types.Dispatcher(value.dispatcher)
 
 
 def sources() -> str:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from . import digits
 from .calls import Words, bytes_at, callable_by_address, floats_at
-from .compiled import compiled, entry_point, sources
+from .compiled import Callee, compiled, entry_point, sources
 from .panels import LAYOUTS, PANEL
 from .products import FEW_ROWS, KINDS, NARROW, WIDE, block_rows, dequantize, multiply
 from .row_calls import MEMORY, ROWS, buffer_at
@@ -270,8 +270,8 @@ def linear_call(kind: Kind, *, whole: bool) -> Any:
     weight; address of the bias; panels.
     """
     version = sources()
-    read = digits_at if whole else buffer_at
-    multiply_some = multiply_digit_rows(kind) if whole else multiply_rows(kind)
+    read = Callee(digits_at if whole else buffer_at)
+    multiply_some = Callee(multiply_digit_rows(kind) if whole else multiply_rows(kind), kind, whole)
 
     def run(args: Words, step: Words, task: int, tasks: int) -> None:
         version  # noqa: B018 -- see `callable_by_address`
