@@ -110,7 +110,7 @@ def on_an_engine():
 
             def listed():
                 engine.flush_cache(10)
-                return [answer["text"] for answer in engine.generate(prompts, params)]
+                return [answer["text"] for answer in engine.generate(prompts, params, heal=True)]
 
             def batched():
                 engine.flush_cache(10)
