@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ChoicesSamplingMethod as ChoicesSamplingMethod,
         greedy_token_selection as greedy_token_selection,
         token_length_normalized as token_length_normalized,
+        total_likelihood as total_likelihood,
         unconditional_likelihood_normalized as unconditional_likelihood_normalized,
     )
     from boughs.lang.current import (
@@ -105,6 +106,7 @@ _HOMES = {
         "ChoicesSamplingMethod",
         "greedy_token_selection",
         "token_length_normalized",
+        "total_likelihood",
         "unconditional_likelihood_normalized",
     ),
     "boughs.lang.current": (

@@ -73,6 +73,27 @@ class TokenLengthNormalized(ChoicesSamplingMethod):
         return ChoicesDecision(choices[_argmax(normalized_prompt_logprobs)], meta)
 
 
+class TotalLikelihood(ChoicesSamplingMethod):
+    """The most likely text: the highest sum of logprobs.
+
+    Each further token makes a choice less likely, so that short ones win, and one that another
+    begins with always does.
+    """
+
+    def __call__(  # noqa: D102 - the base class says it
+        self,
+        *,
+        choices: list[str],
+        normalized_prompt_logprobs: list[float],
+        input_token_logprobs: list[list[Entry]],
+        output_token_logprobs: list[list[Entry]],
+        unconditional_token_logprobs: list[list[Entry]] | None = None,  # noqa: ARG002 - interface
+    ) -> ChoicesDecision:
+        sums = [math.fsum(entry[0] for entry in entries) for entries in input_token_logprobs]
+        meta = _meta(normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs)
+        return ChoicesDecision(choices[_argmax(sums)], meta)
+
+
 class GreedyTokenSelection(ChoicesSamplingMethod):
     """The choice that greedy decoding among the choices would write, token by token.
 
@@ -132,6 +153,7 @@ class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
 
 
 token_length_normalized = TokenLengthNormalized()
+total_likelihood = TotalLikelihood()
 greedy_token_selection = GreedyTokenSelection()
 unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
 

@@ -38,6 +38,7 @@ WORDS = [
 ]
 METHODS = {
     "mean": boughs.token_length_normalized,
+    "sum": boughs.total_likelihood,
     "greedy": boughs.greedy_token_selection,
     "unconditional": boughs.unconditional_likelihood_normalized,
 }
@@ -96,6 +97,8 @@ def decide(method, given, alone):
         return values.index(best), gap
     if method == "mean":
         values = [fmean(row) for row in given]
+    elif method == "sum":
+        values = [math.fsum(row) for row in given]
     else:
         pairs = zip(given, alone, strict=True)
         values = [fmean(a - b for a, b in zip(x, y, strict=True)) for x, y in pairs]
