@@ -7,9 +7,9 @@
 computes nothing; `model` the forward pass of a tiny model (one layer, 64 wide, vocabulary 256) in
 the same batch. The second table is what features cost a step that uses none of them: host time with
 their code, over that with it stubbed out in turns, and beside it the noise of that figure: the same
-ratio of turns that are alike, plus or minus what chance does to it. The third table is requests a
-second through the whole engine (front, core
-process, ZeroMQ) beside transformers' `generate`, one by one and as one padded batch, on the same
+ratio of turns that are alike, plus or minus what chance does to it. The third table is the same of
+whole steps, with the tiny model. The last table is requests a second through the whole engine (front,
+core process, ZeroMQ) beside transformers' `generate`, one by one and as one padded batch, on the same
 weights in the same minute. Read the ratios, not the times.
 """
 
@@ -163,14 +163,16 @@ FEATURES: dict[str, Callable[[cores.Core, Calls], list[tuple[Any, str, Any]]]] =
 """What each is stubbed out with, in a step that uses none."""
 
 
-def unused(folder: Path, feature: str, batch: int, rounds: int) -> tuple[float, float, float]:
-    """Host time with a feature over that without; the same of two turns with it; its error.
+def unused(
+    folder: Path, feature: str, batch: int, rounds: int, *, idle: bool
+) -> tuple[float, float, float]:
+    """A step's time with a feature over that without; the same of two turns with it; its error.
 
     Each round has three turns: with, without, with. A turn counts as its fastest step, but for its
     first ones, in which Python adapts to what has been changed. Of all rounds it is the median.
     """
     first, turn = 5, 15
-    core = make_core(folder, idle=True)
+    core = make_core(folder, idle=idle)
     calls = Calls(core.scheduler, core.times, _nothing)
     for message in make_requests(batch, turn * 3 * (rounds + 1)):
         core._take(message, [])
@@ -200,9 +202,10 @@ def unused(folder: Path, feature: str, batch: int, rounds: int) -> tuple[float, 
     return statistics.median(costs), statistics.median(noise), spread / math.sqrt(rounds)
 
 
-def unused_table(folder: Path, rounds: int) -> Table:
-    """The second table."""
-    table = Table(title="host time of a step with what it does not use, over that without")
+def unused_table(folder: Path, rounds: int, *, idle: bool) -> Table:
+    """The second table, of the host's time alone, and the third, of whole steps."""
+    what = "host time of a step" if idle else "a whole step"
+    table = Table(title=f"{what} with what it does not use, over that without")
     table.add_column("unused")
     batches = (1, 16, 64)
     for batch in batches:
@@ -211,7 +214,7 @@ def unused_table(folder: Path, rounds: int) -> Table:
     for feature in FEATURES:
         cells = []
         for batch in batches:
-            cost, alike, error = unused(folder, feature, batch, rounds)
+            cost, alike, error = unused(folder, feature, batch, rounds, idle=idle)
             cells += [f"{cost:.3f}", f"{alike:.3f} ± {error:.3f}"]
         table.add_row(feature, *cells)
     return table
@@ -225,7 +228,7 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def throughput_table(folder: Path, requests: int) -> Table:
-    """The third table."""
+    """The last table."""
     from transformers import AutoModelForCausalLM
 
     rng = np.random.default_rng(1)
@@ -278,7 +281,8 @@ def main() -> None:
         folder = Path(name)
         make_model(folder)
         console.print(host_table(folder, args.steps))
-        console.print(unused_table(folder, args.rounds))
+        for idle in (True, False):
+            console.print(unused_table(folder, args.rounds, idle=idle))
         console.print(throughput_table(folder, args.requests))
 
 

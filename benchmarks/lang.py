@@ -3,8 +3,9 @@
     python benchmarks/lang.py
 
 The first table has the time of programs, the time of the same requests without the language, and
-what a `gen` costs more. The second has a batch of programs of one `gen` on a tiny engine beside one
-list request for the same prompts, in turns, and what each turn of a chat computes of its prompt.
+what a `gen` costs more. The second has a batch of programs of one `gen` beside one list request for
+the same prompts, in turns, on the demo model and on a tiny one, where the language's cost shows. The
+third has what each turn of a chat computes of its prompt.
 """
 
 import asyncio
@@ -98,33 +99,40 @@ def median(action):
     return statistics.median(timed(action) for _ in range(ROUNDS))
 
 
-def on_an_engine():
-    """A batch beside a list request, and the turns of a chat."""
-    make_model = runpy.run_path(str(Path(__file__).with_name("host.py")))["make_model"]
+def beside_a_list(engine, name, rounds):
+    """A row: a batch of programs of one gen, and one list request for the same prompts."""
     params = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     items = [{"question": f"What is {i}?"} for i in range(ITEMS)]
     prompts = [f"Q: {item['question']}\nA:" for item in items]
+
+    def listed():
+        engine.flush_cache(10)
+        return [answer["text"] for answer in engine.generate(prompts, params, heal=True)]
+
+    def batched():
+        engine.flush_cache(10)
+        states = one.run_batch(items, backend=engine, **params)
+        return [state["answer"] for state in states]
+
+    assert listed() == batched()
+    pairs = [(timed(listed), timed(batched)) for _ in range(rounds)]
+    ratio = statistics.median(batch / alone for alone, batch in pairs)
+    alone, batch = (statistics.median(each) for each in zip(*pairs, strict=True))
+    print(f"| {name} | {alone:.2f} s | {batch:.2f} s | {ratio:.2f} |")
+
+
+def on_engines():
+    """A batch beside a list request, on two models, and the turns of a chat."""
+    make_model = runpy.run_path(str(Path(__file__).with_name("host.py")))["make_model"]
+    print()
+    print(f"| {ITEMS} prompts of {TOKENS} tokens | one list | run_batch | ratio |")
+    print("|---|---|---|---|")
+    with boughs.Engine(model_path="smollm2-135m") as engine:
+        beside_a_list(engine, "the demo model", 2)
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder))
         with boughs.Engine(model_path=folder, kv_memory="256M") as engine:
-
-            def listed():
-                engine.flush_cache(10)
-                return [answer["text"] for answer in engine.generate(prompts, params, heal=True)]
-
-            def batched():
-                engine.flush_cache(10)
-                states = one.run_batch(items, backend=engine, **params)
-                return [state["answer"] for state in states]
-
-            assert listed() == batched()
-            pairs = [(timed(listed), timed(batched)) for _ in range(ROUNDS)]
-            ratio = statistics.median(batch / alone for alone, batch in pairs)
-            alone, batch = (statistics.median(each) for each in zip(*pairs, strict=True))
-            print()
-            print(f"| {ITEMS} prompts of {TOKENS} tokens | one list | run_batch | ratio |")
-            print("|---|---|---|---|")
-            print(f"| tiny engine | {alone:.2f} s | {batch:.2f} s | {ratio:.2f} |")
+            beside_a_list(engine, "a tiny engine", ROUNDS)
             state = chat.run(TURNS, backend=engine, temperature=0)
     metas = [state.get_meta_info(f"a{turn}") for turn in range(TURNS)]
     print()
@@ -158,7 +166,7 @@ def main():
         alone = median(lambda r=requests, a=at_once: replay(r, at_once=a))
         cost = (seconds - alone) / len(requests) * 1e3
         print(f"| {what} | {alone:.3f} s | {seconds:.3f} s | {cost:.3f} ms |")
-    on_an_engine()
+    on_engines()
 
 
 if __name__ == "__main__":

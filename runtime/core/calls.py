@@ -64,8 +64,9 @@ class Calls:
 
     def turn(self) -> bool:
         """Do what is due between two steps; whether requests may go on that could not before."""
-        self._cache.leases.expire(self._clock())
-        self._tell_of_leases()
+        if self._leases:
+            self._cache.leases.expire(self._clock())
+            self._tell_of_leases()
         return bool(self._flushes) and self._flush_now()
 
     @property
