@@ -8,9 +8,9 @@ computes nothing; `model` the forward pass of a tiny model (one layer, 64 wide, 
 the same batch. The second table is what features cost a step that uses none of them: host time with
 their code, over that with it stubbed out in turns, and beside it the noise of that figure: the same
 ratio of turns that are alike, plus or minus what chance does to it. The third table is the same of
-whole steps, with the tiny model. The last table is requests a second through the whole engine (front,
-core process, ZeroMQ) beside transformers' `generate`, one by one and as one padded batch, on the same
-weights in the same minute. Read the ratios, not the times.
+whole steps, with the tiny model. The last is requests a second through the whole engine (front,
+core process, ZeroMQ) beside transformers' `generate`, one by one and as one padded batch, on the
+same weights in the same minute. Read the ratios, not the times.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 The first table has the time of programs, the time of the same requests without the language, and
 what a `gen` costs more. The second has a batch of programs of one `gen` beside one list request for
-the same prompts, in turns, on the demo model and on a tiny one, where the language's cost shows. The
-third has what each turn of a chat computes of its prompt.
+the same prompts, in turns, on the demo model and on a tiny one, where the language's cost shows.
+The third has what each turn of a chat computes of its prompt.
 """
 
 import asyncio
