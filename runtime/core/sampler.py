@@ -42,6 +42,7 @@ class RowState:
         counts: How often each token stands in the output; kept where a penalty needs it.
         seen: Tokens of prompt and output; kept where `repetition_penalty` needs it.
         forbidden: What its own lists forbid, if it has any.
+        bare: Whether its parameters ask for nothing but the most likely token.
     """
 
     params: SamplingParams
@@ -50,16 +51,19 @@ class RowState:
     counts: dict[int, int] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     forbidden: Forbidden | None = None
+    bare: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        penalties = params.frequency_penalty or params.presence_penalty
+        moved = penalties or params.repetition_penalty != 1.0 or params.logit_bias
+        self.bare = params.greedy and not moved
 
     def is_plain(self, index: int) -> bool:
         """Whether the output token at `index` is the most likely one, whatever that is."""
-        params = self.params
-        return (
-            params.greedy
-            and not (self.seen or self.counts or params.logit_bias)
-            and self.forbidden is None
-            and (index >= params.min_new_tokens or not self.ends)
-        )
+        if not self.bare or self.forbidden is not None:
+            return False
+        return index >= self.params.min_new_tokens or not self.ends
 
     def fork(self) -> RowState:
         """The same, for an output that goes on another way."""
@@ -73,6 +77,8 @@ class RowState:
 
     def note_output(self, token: int) -> None:
         """Take one output token into account."""
+        if self.bare and self.forbidden is None:
+            return
         if self.params.repetition_penalty != 1.0:
             self.seen.add(token)
         if self.params.frequency_penalty or self.params.presence_penalty:
