@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 
 from .emit import FLOATS, INT32, INTEGERS, LANES, Emit
 from .panels import LAYOUTS, Layout
-from .products import LINE
+from .products import LINE, by_blocks
 from .weight import GROUP, Kind
 
 _FEATURES = (config.CPU_FEATURES or get_host_cpu_features()).split(",")  # what numba compiles for
@@ -146,18 +146,8 @@ def multiply_digits(
     numbers = [intp] * 2
     signature = types.void(kind, *numbers, x, *numbers, packed, *numbers, intp, out, *numbers)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = Emit(context, builder, signature, args)
-        layout = LAYOUTS[KINDS[kind.literal_value]]
-        rows, panels = args[1:3]
-        for height, width in BLOCKS:
-            is_rows = builder.icmp_signed("==", rows, ir.Constant(rows.type, height))
-            is_panels = builder.icmp_signed("==", panels, ir.Constant(panels.type, width))
-            with builder.if_then(builder.and_(is_rows, is_panels)):
-                _multiply_block(emit, args, layout, height, width)
-        return context.get_dummy_value()
-
-    return signature, generate
+    layout = LAYOUTS[KINDS[kind.literal_value]]
+    return signature, by_blocks(BLOCKS, layout, _multiply_block)
 
 
 def _multiply_block(emit: Emit, args: Any, layout: Layout, height: int, width: int) -> None:

@@ -8,6 +8,7 @@ after another, in the order of the inputs. This module knows no threads and no b
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -37,6 +38,26 @@ BLOCKS = sorted(
     | {(rows, WIDE) for rows in range(1, FEW_ROWS + 1)}
 )
 """(rows, panels) of all blocks that there are."""
+
+
+def by_blocks(
+    blocks: Iterable[tuple[int, int]],
+    layout: Layout,
+    emit_block: Callable[[Emit, Any, Layout, int, int], None],
+) -> Callable[..., Any]:
+    """What an intrinsic generates whose second and third arguments choose a block: all of them."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit = Emit(context, builder, signature, args)
+        rows, panels = args[1:3]
+        for height, width in blocks:
+            is_rows = builder.icmp_signed("==", rows, ir.Constant(rows.type, height))
+            is_panels = builder.icmp_signed("==", panels, ir.Constant(panels.type, width))
+            with builder.if_then(builder.and_(is_rows, is_panels)):
+                emit_block(emit, args, layout, height, width)
+        return context.get_dummy_value()
+
+    return generate
 
 
 @intrinsic(prefer_literal=True)
@@ -69,18 +90,8 @@ def multiply(
     numbers = [intp] * 2
     signature = types.void(kind, *numbers, x, *numbers, packed, *numbers, intp, out, *numbers)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = Emit(context, builder, signature, args)
-        layout = LAYOUTS[KINDS[kind.literal_value]]
-        rows, panels = args[1:3]
-        for height, width in BLOCKS:
-            is_rows = builder.icmp_signed("==", rows, ir.Constant(rows.type, height))
-            is_panels = builder.icmp_signed("==", panels, ir.Constant(panels.type, width))
-            with builder.if_then(builder.and_(is_rows, is_panels)):
-                _multiply_block(emit, args, layout, height, width)
-        return context.get_dummy_value()
-
-    return signature, generate
+    layout = LAYOUTS[KINDS[kind.literal_value]]
+    return signature, by_blocks(BLOCKS, layout, _multiply_block)
 
 
 def _multiply_block(emit: Emit, args: Any, layout: Layout, height: int, width: int) -> None:
