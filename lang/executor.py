@@ -9,34 +9,27 @@ statement and read raises it again. This module knows no tokens and no HTTP.
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncGenerator
 from typing import Any, Self
 
-from boughs.lang import choices, ir
-from boughs.lang.abilities import Choosing, Seeing
+from boughs.lang import ir
+from boughs.lang.abilities import Seeing
 from boughs.lang.answers import put_answers, put_choice
 from boughs.lang.backlog import Backlog
-from boughs.lang.call import Call, CallKind
 from boughs.lang.contents import Contents
 from boughs.lang.errors import (
     BackendError,
-    BoughsError,
     InvalidRequest,
     RequestAborted,
-    RequestTimeout,
     Unsupported,
 )
 from boughs.lang.failure import Failure
 from boughs.lang.journal import Journal
 from boughs.lang.loop import background_loop
 from boughs.lang.meta import meta_info
-from boughs.lang.parameters import RequestOptions
-from boughs.lang.requests import GenerateRequest, PinRequest, ScoreRequest
-from boughs.lang.results import Answer, Chunk, Scores
+from boughs.lang.requester import Requester
+from boughs.lang.requests import PinRequest
 from boughs.lang.running import Run
-from boughs.lang.sampling import SamplingParams
-from boughs.lang.waiting import Stream
+from boughs.lang.text_stream import TextStream
 
 
 class Executor:
@@ -51,7 +44,6 @@ class Executor:
     def __init__(self, run: Run, branch: tuple[int, ...] = (), *, held: bool = False) -> None:
         self.run = run
         self.branch = branch
-        self._backend = run.for_state()
         self.contents = Contents()
         self.open_scopes: set[str] = set()
         label = f"program {run.program}"
@@ -59,14 +51,9 @@ class Executor:
             label += ", branch " + ".".join(map(str, branch))
         self.backlog = Backlog(label, held=held)
         self.journal = Journal(self.backlog, self.contents)
-        self.text_stream: Stream[str] = Stream()
+        self.text_stream = TextStream(self.contents)
+        self._requester = Requester(run.for_state(), run.defaults, self.journal, self.text_stream)
         self._text_wanted = False
-        self._emitted = 0  # pieces of the contents' text that the stream has
-        self._held_back = ""  # text of the running request that it has not
-        self._prefills = False  # whether the running request makes no text
-        self._apart = False  # whether its text is reasoning and answer, told apart at its end
-        self._stream: Stream[Chunk] | None = None
-        self._rid: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._children: list[Self] = []
 
@@ -116,7 +103,7 @@ class Executor:
         if not self.backlog.fail(failure):
             return
         self.journal.end()
-        self.text_stream.close(failure.make)
+        self.text_stream.fail(failure.make)
         for child in self._children:
             if child.backlog.held:
                 child.fail(failure)
@@ -136,6 +123,7 @@ class Executor:
         """Give a branch what it begins with, and let it run."""
         self.contents = contents
         self.journal.begin(contents)
+        self.text_stream.begin(contents)
         if self.backlog.release():
             self._spawn()
 
@@ -145,7 +133,7 @@ class Executor:
     async def _work(self) -> None:
         """Run what is queued, until nothing is."""
         while (entry := self.backlog.take()) is not None:
-            self._stream, self._rid = entry.stream, None
+            self._requester.begin(entry.stream)
             try:
                 await entry.node.run(self)
             except asyncio.CancelledError:
@@ -159,14 +147,15 @@ class Executor:
                 return
             if entry.stream is not None:
                 entry.stream.close()
-            self._flush()
+            self.text_stream.flush()
             self.backlog.ran()
 
     def _where(self, node: ir.Node) -> str:
         """The place of an error, for its message."""
         name = node.variable
         what = f"{node!s:.60}" if name is None else f"variable {name!r}"
-        request = "" if self._rid is None else f", request {self._rid}"
+        rid = self._requester.rid
+        request = "" if rid is None else f", request {rid}"
         return f"{self.backlog.label}, {what}{request}"
 
     async def run_text(self, node: ir.Text) -> None:
@@ -179,9 +168,10 @@ class Executor:
 
     async def run_image(self, node: ir.Image) -> None:
         """Add an image, if the model has eyes."""
-        if not (isinstance(self._backend, Seeing) and self._backend.sees):
+        backend = self._requester.backend
+        if not (isinstance(backend, Seeing) and backend.sees):
             raise Unsupported(
-                f"image: the model of this {type(self._backend).__name__} has no eyes: it takes "
+                f"image: the model of this {type(backend).__name__} has no eyes: it takes "
                 "text alone",
                 "image",
             )
@@ -237,50 +227,23 @@ class Executor:
         """Generate text and set its variable."""
         params = self.run.defaults.sampling(node.sampling)
         options = self.run.defaults.options(node.options)
-        self._apart = node.reasoning is not None
-        call, answers = await self._generate(params, options, node)
+        call, answers = await self._requester.generate(self.contents, params, options, node)
         if len(answers) != params.n:
             raise BackendError(f"{params.n} choices were asked for, and {len(answers)} came")
         metas = [
             meta_info(a, return_text=options.return_text_in_logprobs, e2e_latency=call.seconds)
             for a in answers
         ]
-        streamed = self._emitted == len(self.contents.shown) and not self._held_back
-        put_answers(self.contents, node, answers, metas, call=call, where=self._where(node))
-        self._emitted += streamed and not self._apart
+        self.text_stream.end_answer(
+            lambda: put_answers(
+                self.contents, node, answers, metas, call=call, where=self._where(node)
+            )
+        )
 
     async def run_select(self, node: ir.Select) -> None:
         """Score the choices, decide, and add the decision."""
-        self._rid = uuid.uuid4().hex
-        request = ScoreRequest(
-            prompt=self.contents.prompt(),
-            choices=list(node.choices),
-            unconditional=node.method.requires_unconditional_logprobs,
-            rid=self._rid,
-            cache_salt=node.cache_salt or self.run.defaults.cache_salt,
-            priority=self.run.defaults.priority,
-        )
-        call = self.journal.call("select", node.name, self._rid)
-        scores: Scores | None = None
-        try:
-            scores = await self._score(node, request)
-        finally:
-            call.end_select(scores)
+        call, scores = await self._requester.score(self.contents, node)
         put_choice(self.contents, node, scores, call)
-
-    async def _score(self, node: ir.Select, request: ScoreRequest) -> Scores:
-        seconds = self.run.defaults.timeout
-        score = self._backend.score
-        if type(node.method) is choices.TokenLengthNormalized and isinstance(
-            self._backend, Choosing
-        ):
-            score = self._backend.choose  # the default method needs a choice, and no numbers
-        try:
-            return await asyncio.wait_for(score(request), seconds)
-        except TimeoutError as error:
-            if isinstance(error, BoughsError):
-                raise
-            raise RequestTimeout(f"timeout: no decision within {seconds:g} s") from None
 
     async def run_set(self, node: ir.SetVariable) -> None:
         """Set a variable."""
@@ -336,89 +299,14 @@ class Executor:
         """Have every role mark's text; when the program has ended, end the stream of its text."""
         await self._render()
         if self.backlog.ended:
-            self._emit(len(self.contents.shown))
-            self.text_stream.close()
+            self.text_stream.finish()
 
     async def _render(self) -> None:
         if self.contents.known < len(self.contents.marks):
             await self._prefill()
 
     async def _prefill(self) -> None:
-        await self._generate(self.run.defaults.prefill(), RequestOptions())
-
-    async def _generate(
-        self, params: SamplingParams, options: RequestOptions, node: ir.Gen | None = None
-    ) -> tuple[Call, list[Answer]]:
-        """Ask the backend to continue this state, and stream what comes to the readers."""
-        self._rid = uuid.uuid4().hex
-        kind: CallKind = "prefill" if node is None else "gen"
-        call = self.journal.call(kind, None if node is None else node.name, self._rid)
-        self._held_back = ""
-        self._prefills = params.max_new_tokens == 0
-        request = GenerateRequest(
-            prompt=self.contents.prompt(),
-            params=params,
-            rid=self._rid,
-            return_logprob=options.return_logprob,
-            logprob_start_len=options.logprob_start_len,
-            top_logprobs_num=options.top_logprobs_num,
-            token_ids_logprob=options.token_ids_logprob,
-            heal=options.heal,
-        )
-        answers, failed = call.answers, True
-        chunks = self._backend.generate(request)
-        try:
-            async for chunk in chunks:
-                answer = answers.get(chunk.index)
-                if answer is None:
-                    answer = answers[chunk.index] = Answer.empty(chunk.rid, chunk.index)
-                answer.add(chunk)
-                if chunk.index == 0:
-                    self._pass_on(chunk)
-            ordered = self._checked(answers)
-            failed = False
-        finally:
-            call.end(failed=failed)
-            if isinstance(chunks, AsyncGenerator):
-                await chunks.aclose()
-        return call, ordered
-
-    def _pass_on(self, chunk: Chunk) -> None:
-        """Give a chunk to the readers; text waits for the role marks before it to be rendered."""
-        if chunk.rendered is not None:
-            self.contents.render(chunk.rendered, final=not self._prefills)
-            self._flush()
-        if self._stream is not None:
-            self._stream.append(chunk)
-        if not self._apart:
-            self._held_back += chunk.text
-        if self._held_back and self._emitted == len(self.contents.shown):
-            self.text_stream.append(self._held_back)
-            self._held_back = ""
-
-    @staticmethod
-    def _checked(answers: dict[int, Answer]) -> list[Answer]:
-        """The answers in order, all of them ended as they should."""
-        ordered = [answers[index] for index in sorted(answers)]
-        if not ordered:
-            raise BackendError("the backend answered nothing")
-        for answer in ordered:
-            if answer.finish is None:
-                raise BackendError("the answer ended without a finish reason")
-            if answer.finish.type == "abort":
-                raise RequestAborted(answer.finish.message or "the request was aborted")
-        return ordered
-
-    def _flush(self) -> None:
-        """Emit text up to the first role mark that is not rendered yet."""
-        self._emit(self.contents.settled)
-
-    def _emit(self, end: int) -> None:
-        if self._emitted < end:
-            text = "".join(self.contents.shown[self._emitted : end])
-            self._emitted = end
-            if text:
-                self.text_stream.append(text)
+        await self._requester.prefill(self.contents)
 
 
 class _BranchFailed(Exception):
