@@ -7,20 +7,17 @@ def` programs await `s.get("x")`. This module runs nothing.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from boughs.lang import ir, loop
-from boughs.lang.errors import BoughsError, InvalidRequest, NotFound, Unsupported
+from boughs.lang.errors import BoughsError, InvalidRequest, Unsupported
 from boughs.lang.executor import Executor
 from boughs.lang.group import ProgramStateGroup
 from boughs.lang.loop import on_loop
-from boughs.lang.meta import meta_info
+from boughs.lang.reads import Reads, check_name, deadline
 from boughs.lang.requests import PinRequest
-from boughs.lang.results import Answer, Chunk
 from boughs.lang.roles import role, role_begin, role_end
 from boughs.lang.usage import Usage
 from boughs.lang.view import StateTrace, look
@@ -38,7 +35,7 @@ class ProgramState:
     def __init__(self, executor: Executor, *, outside: bool = False) -> None:
         self._executor = executor
         self._backlog = executor.backlog
-        self._outside = outside
+        self._reads = Reads(executor, outside=outside)
 
     # ---- statements ----
 
@@ -56,7 +53,7 @@ class ProgramState:
 
     def set_var(self, name: str, value: Any) -> None:
         """Set a variable, in the order of the statements."""
-        self._check_name(name)
+        check_name(name)
         self.submit(ir.SetVariable(name, value))
 
     __setitem__ = set_var
@@ -94,7 +91,7 @@ class ProgramState:
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
         """The text that is added inside becomes a variable."""
-        self._check_name(name)
+        check_name(name)
         scopes = self._executor.open_scopes
         if name in scopes:
             raise InvalidRequest(f"var_scope: {name!r} is open already", "name")
@@ -174,9 +171,8 @@ class ProgramState:
             Incomplete: It has a type, and `max_tokens` cut its text.
             InvalidValue: It has a type, whose own rules refuse the text.
         """
-        until = _until(timeout)
-        self._backlog.wait(self._ticket(name, until), until)
-        return self._value(name)
+        self._reads.reach(name, deadline(timeout))
+        return self._reads.value(name)
 
     def __getitem__(self, name: str) -> Any:
         """`get_var`."""
@@ -184,17 +180,17 @@ class ProgramState:
 
     async def get(self, name: str) -> Any:
         """`get_var` for async programs."""
-        await self._backlog.reach(await self._ticket_async(name))
-        return self._value(name)
+        await self._reads.reach_async(name)
+        return self._reads.value(name)
 
     def raw(self, name: str) -> Any:
         """The text that a typed variable's value was read from (a list where that is one).
 
         There is one too where the value cannot be read. Of another variable it is the value.
         """
-        self._backlog.wait(self._ticket(name))
+        self._reads.reach(name)
         contents = self._executor.contents
-        return contents.raws[name] if name in contents.raws else self._known(name)
+        return contents.raws[name] if name in contents.raws else self._reads.known(name)
 
     def __contains__(self, name: object) -> bool:
         """Whether a variable is set, once all statements so far have run."""
@@ -203,15 +199,11 @@ class ProgramState:
 
     def text(self) -> str:
         """All text, with the marks of the model's template. Waits for all statements so far."""
-        self.sync()
-        self._backlog.wait(self._executor.render())
-        return self._executor.contents.text()
+        return self._reads.text()
 
     async def get_text(self) -> str:
         """`text` for async programs."""
-        await self.wait()
-        await self._backlog.reach(self._executor.render())
-        return self._executor.contents.text()
+        return await self._reads.text_async()
 
     def messages(self) -> list[dict[str, Any]]:
         """The messages that have ended, in OpenAI's form. Waits for all statements so far."""
@@ -227,16 +219,11 @@ class ProgramState:
         Args:
             timeout: Seconds to wait at most; then `RequestTimeout` is raised. The program runs on.
         """
-        until = _until(timeout)
-        if self._outside:
-            self._backlog.announced(math.inf, until)
-        self._backlog.wait(self._backlog.submitted, until)
+        self._reads.all(deadline(timeout))
 
     async def wait(self) -> None:
         """`sync` for async programs: after it, every read returns at once."""
-        if self._outside:
-            await self._backlog.announced_async(math.inf)
-        await self._backlog.reach(self._backlog.submitted)
+        await self._reads.all_async()
 
     def cancel(self) -> None:
         """End the program early, all its branches too; from any thread.
@@ -248,11 +235,7 @@ class ProgramState:
 
     def error(self) -> BaseException | None:
         """What ended this state early, if anything did. Waits like `sync`."""
-        if self._outside:
-            self._backlog.announced(math.inf)
-        self._backlog.settle()
-        failure = self._backlog.failure
-        return None if failure is None else failure.make()
+        return self._reads.failure()
 
     @property
     def ret_value(self) -> Any:
@@ -265,8 +248,8 @@ class ProgramState:
 
         A variable that no request made has none: `{}`.
         """
-        self._backlog.wait(self._ticket(name))
-        self._known(name)
+        self._reads.reach(name)
+        self._reads.known(name)
         return self._executor.contents.meta.get(name, {})
 
     def choice_probs(self, name: str) -> dict[str, float]:
@@ -327,15 +310,9 @@ class ProgramState:
                 "s.text_async_iter(…)`"
             )
         if var_name is None:
-            yield from self._all_text()
-            return
-        self._ticket(var_name)
-        stream = self._backlog.stream_of(var_name)
-        if stream is None:
-            yield _as_text(var_name, self.get_var(var_name))
-            return
-        for chunks in stream.read():
-            yield from _pieces(chunks)
+            yield from self._reads.pieces()
+        else:
+            yield from self._reads.pieces_of(var_name)
 
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
@@ -349,135 +326,8 @@ class ProgramState:
         if var_name is None:
             if return_meta_data:
                 raise InvalidRequest("return_meta_data: needs a variable", "return_meta_data")
-            async for piece in self._all_text_async():
+            async for piece in self._reads.pieces_async():
                 yield piece
             return
-        await self._ticket_async(var_name)
-        stream = self._backlog.stream_of(var_name)
-        if stream is None:
-            text = _as_text(var_name, await self.get(var_name))
-            meta = self._executor.contents.meta.get(var_name, {})
-            yield (text, meta) if return_meta_data else text
-            return
-        answer = Answer.empty("")
-        async for chunks in stream.read_async():
-            if not return_meta_data:
-                for piece in _pieces(chunks):
-                    yield piece
-                continue
-            answer.rid = chunks[0].rid
-            for chunk in chunks:
-                answer.add(chunk)
-            yield "".join(chunk.text for chunk in chunks), meta_info(answer)
-
-    def _all_text(self) -> Iterator[str]:
-        if not self._watches_text():
-            yield self.text()
-            return
-        for pieces in self._executor.text_stream.read():
-            yield from pieces
-
-    async def _all_text_async(self) -> AsyncIterator[str]:
-        if not self._watches_text():
-            yield await self.get_text()
-            return
-        async for pieces in self._executor.text_stream.read_async():
-            for piece in pieces:
-                yield piece
-
-    def _watches_text(self) -> bool:
-        """Whether the caller can wait for the program's end, where the stream of its text ends."""
-        if not (self._outside or self._backlog.ended):
-            return False
-        self._executor.want_text()
-        return True
-
-    # ---- waiting for a variable's statement ----
-
-    def _ticket(self, name: str, until: float = math.inf) -> int:
-        """The statement that makes a variable; the last one if none does."""
-        while True:
-            ticket, count = self._look_for(name)
-            if ticket is None:
-                self._backlog.announced(count, until)
-            elif count == 0:
-                return ticket
-            else:
-                self._backlog.wait(ticket, until)
-
-    async def _ticket_async(self, name: str) -> int:
-        while True:
-            ticket, count = self._look_for(name)
-            if ticket is None:
-                await self._backlog.announced_async(count)
-            elif count == 0:
-                return ticket
-            else:
-                await self._backlog.reach(ticket)
-
-    def _look_for(self, name: str) -> tuple[int | None, int]:
-        """The ticket for a variable, and 0; or how many statements must be put before it can be.
-
-        Both where the statement of the ticket, a join, may set it, or one that is still to come.
-        """
-        self._check_readable(name)
-        ended = self._backlog.ended or self._backlog.failure is not None or not self._outside
-        submitted = self._backlog.submitted
-        ticket = self._backlog.ticket(name)
-        if ticket is None and name in self._executor.contents.variables:
-            ticket = 0  # joined, or there when the branch began
-        elif ticket is not None and not (ended or self._backlog.sets(name)):
-            return ticket, submitted + 1
-        if ticket is None and ended:
-            ticket = submitted
-        return ticket, 0 if ticket is not None else submitted + 1
-
-    # ---- checks ----
-
-    def _value(self, name: str) -> Any:
-        failure = self._executor.contents.unread.get(name)
-        if failure is not None:
-            raise failure.make()
-        return self._known(name)
-
-    def _known(self, name: str) -> Any:
-        variables = self._executor.contents.variables
-        if name in variables:
-            return variables[name]
-        known = ", ".join(map(repr, variables)) or "none"
-        raise NotFound(f"{self._backlog.label}: there is no variable {name!r}; known: {known}")
-
-    def _check_readable(self, name: str) -> None:
-        self._check_name(name)
-        if name in self._executor.open_scopes:
-            raise InvalidRequest(
-                f"{self._backlog.label}: variable {name!r} is what var_scope is collecting; "
-                "read it after the scope",
-                "name",
-            )
-
-    @staticmethod
-    def _check_name(name: object) -> None:
-        if not isinstance(name, str) or not name:
-            raise InvalidRequest(f"a variable's name is a string, got {name!r:.60}", "name")
-
-
-def _until(timeout: float | None) -> float:
-    """When a read gives up, on `time.monotonic`'s clock."""
-    if timeout is None:
-        return math.inf
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
-        raise InvalidRequest(f"timeout: expected seconds, at least 0, got {timeout!r:.40}")
-    return time.monotonic() + timeout
-
-
-def _pieces(chunks: list[Chunk]) -> Iterator[str]:
-    return (chunk.text for chunk in chunks if chunk.text)
-
-
-def _as_text(name: str, value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    raise InvalidRequest(
-        f"{name}: holds {type(value).__name__}, which cannot be read piece by piece", "var_name"
-    )
+        async for item in self._reads.pieces_of_async(var_name, meta=return_meta_data):
+            yield item
