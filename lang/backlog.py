@@ -12,8 +12,8 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-from boughs.lang import ir
 from boughs.lang.errors import InvalidRequest, RequestTimeout
+from boughs.lang.expression import Node
 from boughs.lang.failure import Failure
 from boughs.lang.loop import on_loop
 from boughs.lang.results import Chunk
@@ -23,7 +23,7 @@ from boughs.lang.waiting import Level, Stream
 class Entry(NamedTuple):
     """A statement, and where its text is streamed to."""
 
-    node: ir.Node
+    node: Node
     stream: Stream[Chunk] | None
 
 
@@ -54,7 +54,7 @@ class Backlog:
 
     # ---- putting and taking ----
 
-    def put(self, *nodes: ir.Node) -> tuple[int, bool]:
+    def put(self, *nodes: Node) -> tuple[int, bool]:
         """Queue statements: the last one's ticket, and whether to start somebody to take them."""
         with self._lock:
             if self.failure is not None:
@@ -66,7 +66,7 @@ class Backlog:
         self._announced.raise_to(ticket)
         return ticket, start
 
-    def _add(self, node: ir.Node) -> None:
+    def _add(self, node: Node) -> None:
         self.submitted += 1
         stream = None
         if node.variable is not None:

@@ -22,6 +22,7 @@ from boughs.lang.errors import (
     RequestAborted,
     Unsupported,
 )
+from boughs.lang.expression import Node, Text
 from boughs.lang.failure import Failure
 from boughs.lang.journal import Journal
 from boughs.lang.loop import background_loop
@@ -59,7 +60,7 @@ class Executor:
 
     # ---- the program's side: any thread ----
 
-    def submit(self, *nodes: ir.Node) -> int:
+    def submit(self, *nodes: Node) -> int:
         """Queue nodes; the last one's ticket."""
         if self.backlog.ended and self.backlog.failure is None:
             raise InvalidRequest(f"{self.backlog.label}: has ended, nothing can be added to it")
@@ -111,7 +112,7 @@ class Executor:
         if task is not None:
             background_loop().call_soon_threadsafe(task.cancel)
 
-    def _queue(self, *nodes: ir.Node) -> int:
+    def _queue(self, *nodes: Node) -> int:
         ticket, start = self.backlog.put(*nodes)
         if start:
             background_loop().call_soon_threadsafe(self._spawn)
@@ -150,7 +151,7 @@ class Executor:
             self.text_stream.flush()
             self.backlog.ran()
 
-    def _where(self, node: ir.Node) -> str:
+    def _where(self, node: Node) -> str:
         """The place of an error, for its message."""
         name = node.variable
         what = f"{node!s:.60}" if name is None else f"variable {name!r}"
@@ -158,7 +159,7 @@ class Executor:
         request = "" if rid is None else f", request {rid}"
         return f"{self.backlog.label}, {what}{request}"
 
-    async def run_text(self, node: ir.Text) -> None:
+    async def run_text(self, node: Text) -> None:
         """Add text."""
         self.contents.add_text(node.text)
 

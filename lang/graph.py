@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from boughs.lang import ir
+from boughs.lang import expression, ir
 from boughs.lang.errors import InvalidRequest
+from boughs.lang.expression import Text
 from boughs.lang.tool_turns import ToolTurns
 from boughs.lang.trace import Step, Trace
 
@@ -164,7 +165,7 @@ class _Drawing:
             if isinstance(node, ir.RoleEnd):
                 like = replace(like, role=None)
                 continue
-            if isinstance(node, ir.Text | ir.Content) and self._continues(last, like):
+            if isinstance(node, Text | ir.Content) and self._continues(last, like):
                 before = self.nodes[last]
                 text = before.details[0] + node.text
                 self.nodes[last] = replace(before, details=(text,))
@@ -192,16 +193,16 @@ class _Drawing:
         before = self.nodes[last]
         return before.kind == "text" and (before.lane, before.role) == (like.lane, like.role)
 
-    def _node(self, node: ir.Node, like: Node) -> Node:
+    def _node(self, node: expression.Node, like: Node) -> Node:
         kind, title, details = _described(node)
         looked_at = node.variable in self._looked_at and isinstance(node, _MADE)
         return replace(like, kind=kind, title=title, details=details, looked_at=looked_at)
 
 
-def _described(node: ir.Node) -> tuple[Kind, str, tuple[str, ...]]:
+def _described(node: expression.Node) -> tuple[Kind, str, tuple[str, ...]]:
     """A statement as a node's kind, title and details."""
     match node:
-        case ir.Text(text) | ir.Content(text):
+        case Text(text) | ir.Content(text):
             return "text", "text", (text,)
         case ir.ToolMessage(text):
             return "tool", "a tool's answer", (text,)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, get_args
 
 from boughs.lang import ir
 from boughs.lang.errors import InvalidRequest
+from boughs.lang.expression import Expression, as_expression
 from boughs.lang.loop import on_loop
 
 if TYPE_CHECKING:
     from boughs.lang.state import ProgramState
 
-Addition = str | ir.Expression
+Addition = str | Expression
 
 
 class ProgramStateGroup:
@@ -43,13 +44,13 @@ class ProgramStateGroup:
     ) -> ProgramStateGroup:
         """Add the same to every branch, an item of a list to each, or a function of its index."""
         for i, (state, addition) in enumerate(zip(self._states, self._spread(other), strict=True)):
-            ir.as_expression(addition, f"branch {i}").put(state)
+            as_expression(addition, f"branch {i}").put(state)
         return self
 
     def _spread(
         self, other: Addition | Sequence[Addition] | Callable[[int], Addition]
     ) -> Sequence[Addition]:
-        if isinstance(other, str | ir.Expression):
+        if isinstance(other, str | Expression):
             return [other] * len(self)
         if isinstance(other, Sequence):
             if len(other) != len(self):

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from boughs.lang.errors import InvalidRequest, Unsupported
-from boughs.lang.ir import Expression, Image
+from boughs.lang.expression import Expression
+from boughs.lang.ir import Image
 
 _KINDS = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),

@@ -14,6 +14,7 @@ from boughs.lang import ir
 from boughs.lang.backend import Backend
 from boughs.lang.contents import Contents
 from boughs.lang.errors import BoughsError
+from boughs.lang.expression import Node, Text
 from boughs.lang.requests import GenerateRequest
 from boughs.lang.results import collect
 from boughs.lang.sampling import SamplingParams
@@ -34,7 +35,7 @@ def forgiving(body: Callable[..., Any]) -> Callable[..., Any]:
     return awaited if inspect.iscoroutinefunction(body) else plain
 
 
-def constant_prefix(one: Sequence[ir.Node], other: Sequence[ir.Node]) -> list[Segment]:
+def constant_prefix(one: Sequence[Node], other: Sequence[Node]) -> list[Segment]:
     """What two traces of a program, on different placeholders, both begin with."""
     contents = Contents()
     with suppress(BoughsError):  # roles that do not pair: a run will say so
@@ -56,9 +57,9 @@ async def prefill(backend: Backend, segments: list[Segment]) -> int:
     return answer.prompt_tokens
 
 
-def _add(contents: Contents, node: ir.Node) -> bool:
+def _add(contents: Contents, node: Node) -> bool:
     """Add what a node adds; False where that is the model's to say."""
-    if isinstance(node, ir.Text):
+    if isinstance(node, Text):
         contents.add_text(node.text)
     elif isinstance(node, ir.Content):
         contents.add_content(node.text)
@@ -71,9 +72,9 @@ def _add(contents: Contents, node: ir.Node) -> bool:
     return True
 
 
-def _add_common(contents: Contents, a: ir.Node, b: ir.Node) -> None:
+def _add_common(contents: Contents, a: Node, b: Node) -> None:
     """Add what two texts begin with."""
-    if isinstance(a, ir.Text) and isinstance(b, ir.Text):
+    if isinstance(a, Text) and isinstance(b, Text):
         contents.add_text(_common(a.text, b.text))
     elif isinstance(a, ir.Content) and isinstance(b, ir.Content):
         contents.add_content(_common(a.text, b.text))

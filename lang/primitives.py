@@ -14,8 +14,9 @@ from typing import Any, Literal, get_args
 from boughs.lang.choices import ChoicesSamplingMethod, token_length_normalized
 from boughs.lang.constraints import CONSTRAINTS, json_schema_text
 from boughs.lang.errors import GrammarError, InvalidRequest, Unsupported, located
+from boughs.lang.expression import Expression
 from boughs.lang.grammar import Grammar
-from boughs.lang.ir import Expression, Gen, Select
+from boughs.lang.ir import Gen, Select
 from boughs.lang.named_parts import Parts
 from boughs.lang.parameters import Given
 from boughs.lang.scalars import DTYPES, GOES_ON

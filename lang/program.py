@@ -21,8 +21,8 @@ from boughs.lang.current import inside_program, resolve, resolve_cached
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.execution import Execution
 from boughs.lang.executor import Executor
+from boughs.lang.expression import Expression, Target
 from boughs.lang.graph import Graph
-from boughs.lang.ir import Expression, Target
 from boughs.lang.parameters import RUN_PARAMETERS, Defaults, Given
 from boughs.lang.prefix import constant_prefix, forgiving, prefill
 from boughs.lang.running import Run

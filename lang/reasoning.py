@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from boughs.lang import ir
 from boughs.lang.backend import Backend
 from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.lang.expression import Expression, Sum, as_expression
 
 log = logging.getLogger("boughs")
 
@@ -59,9 +60,7 @@ MARKS = {
 """Of the models that a `model_type` names."""
 
 
-def separate_reasoning(
-    expr: ir.Expression | None = None, model_type: str | None = None
-) -> ir.Expression:
+def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Expression:
     """Give the reasoning of each gen in `expr` a variable of its own.
 
     `s["x"]` is then the answer and `s["x_reasoning_content"]` what the model thought before it;
@@ -93,10 +92,10 @@ def separate_reasoning(
             "model_type",
         )
     marks = _THINK if model_type is None else MARKS[model_type]
-    terms = list(_terms(ir.as_expression(expr, "separate_reasoning")))
+    terms = list(_terms(as_expression(expr, "separate_reasoning")))
     if not any(isinstance(term, ir.Gen) for term in terms):
         raise InvalidRequest("separate_reasoning: there is no gen in the expression", "expr")
-    return ir.Sum(tuple(_marked(term, marks) for term in terms))
+    return Sum(tuple(_marked(term, marks) for term in terms))
 
 
 class Watch:
@@ -140,15 +139,15 @@ def _holds(message: Mapping[str, Any], mark: str) -> bool:
     return message["role"] == "assistant" and mark in str(message["content"])
 
 
-def _terms(expr: ir.Expression) -> Iterator[ir.Expression]:
-    if not isinstance(expr, ir.Sum):
+def _terms(expr: Expression) -> Iterator[Expression]:
+    if not isinstance(expr, Sum):
         yield expr
         return
     for term in expr.terms:
         yield from _terms(term)
 
 
-def _marked(term: ir.Expression, marks: Marks) -> ir.Expression:
+def _marked(term: Expression, marks: Marks) -> Expression:
     if not isinstance(term, ir.Gen):
         return term
     if term.name is None:

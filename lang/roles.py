@@ -6,7 +6,8 @@ This module knows no template: how a role is marked is the backend's to say.
 from __future__ import annotations
 
 from boughs.lang.errors import InvalidRequest
-from boughs.lang.ir import Content, Expression, RoleBegin, RoleEnd, Sum, as_expression, terms
+from boughs.lang.expression import Expression, Sum, as_expression, terms
+from boughs.lang.ir import Content, RoleBegin, RoleEnd
 
 
 def content(text: str) -> Expression:

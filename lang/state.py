@@ -14,6 +14,7 @@ from typing import Any
 from boughs.lang import ir, loop
 from boughs.lang.errors import BoughsError, InvalidRequest, Unsupported
 from boughs.lang.executor import Executor
+from boughs.lang.expression import Expression, Node, as_expression
 from boughs.lang.group import ProgramStateGroup
 from boughs.lang.loop import on_loop
 from boughs.lang.reads import Reads, check_name, deadline
@@ -39,7 +40,7 @@ class ProgramState:
 
     # ---- statements ----
 
-    def submit(self, *nodes: ir.Node) -> None:
+    def submit(self, *nodes: Node) -> None:
         """Queue nodes (expressions call this)."""
         if not self._executor.run.eager:
             self._executor.submit(*nodes)
@@ -47,8 +48,8 @@ class ProgramState:
         for node in nodes:
             self._backlog.wait(self._executor.submit(node))
 
-    def __iadd__(self, other: str | ir.Expression) -> ProgramState:
-        ir.as_expression(other, "s +=").put(self)
+    def __iadd__(self, other: str | Expression) -> ProgramState:
+        as_expression(other, "s +=").put(self)
         return self
 
     def set_var(self, name: str, value: Any) -> None:
@@ -58,19 +59,19 @@ class ProgramState:
 
     __setitem__ = set_var
 
-    def system(self, expr: str | ir.Expression | None = None) -> Any:
+    def system(self, expr: str | Expression | None = None) -> Any:
         """Add a system message; without an argument a context in which it is written."""
         return self.role("system", expr)
 
-    def user(self, expr: str | ir.Expression | None = None) -> Any:
+    def user(self, expr: str | Expression | None = None) -> Any:
         """Add a user's message; without an argument a context in which it is written."""
         return self.role("user", expr)
 
-    def assistant(self, expr: str | ir.Expression | None = None) -> Any:
+    def assistant(self, expr: str | Expression | None = None) -> Any:
         """Add a message of the assistant; without an argument a context to write it in."""
         return self.role("assistant", expr)
 
-    def role(self, name: str, expr: str | ir.Expression | None = None) -> Any:
+    def role(self, name: str, expr: str | Expression | None = None) -> Any:
         """Add a message of any role; without an argument a context in which it is written."""
         if expr is None:
             return self._role_scope(name)

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from boughs.lang import grammar, ir
 from boughs.lang.errors import InvalidRequest, located
+from boughs.lang.expression import Expression, Node
 from boughs.lang.primitives import OnIncomplete, check_name, gen_of
 from boughs.lang.tools import Tool, ToolCall, ToolResult, calls_of, describe_tools, tools_of
 from boughs.lang.typed import ENDS, Typed
@@ -28,7 +29,7 @@ OR_ANSWER = "To answer, write text. "
 
 
 @dataclass(frozen=True, slots=True)
-class ToolTurns(ir.Node):
+class ToolTurns(Node):
     """Turns of a model with tools.
 
     Attributes:
@@ -89,7 +90,7 @@ def tools(
     describe: bool = True,
     on_incomplete: OnIncomplete = "raise",
     **parameters: Any,
-) -> ir.Expression:
+) -> Expression:
     """Turns in which the model calls tools: each call is run and its result added.
 
     `s["call"]` is what the model wrote last: a `ToolCall`, or the text of its answer. Its results

@@ -19,6 +19,7 @@ from typing import Any, Literal, NotRequired
 
 from boughs.lang import ir, loop
 from boughs.lang.errors import InvalidRequest, located
+from boughs.lang.expression import Expression, Target
 from boughs.lang.pool import in_thread
 from boughs.lang.primitives import OnIncomplete, check_name, gen_of
 from boughs.lang.typed import Typed, typed
@@ -55,7 +56,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolResult(ir.Expression):
+class ToolResult(Expression):
     """What a call came to; a program reads it, or adds it to its state.
 
     In a conversation it is added as a message of the role `tool` where the model's template has
@@ -83,7 +84,7 @@ class ToolResult(ir.Expression):
 
         return to_json(self.value, fallback=str).decode()
 
-    def put(self, target: ir.Target) -> None:
+    def put(self, target: Target) -> None:
         """Queue it."""
         target.submit(ir.ToolMessage(self.text))
 
@@ -169,7 +170,7 @@ def gen_tool_call(
     *,
     on_incomplete: OnIncomplete = "raise",
     **parameters: Any,
-) -> ir.Expression:
+) -> Expression:
     """A call of one of some tools, which the model writes; the variable is a `ToolCall`.
 
         import boughs

@@ -19,6 +19,7 @@ from boughs.lang.contents import Contents
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.execution import Execution
 from boughs.lang.executor import Executor
+from boughs.lang.expression import Node, Text
 from boughs.lang.parameters import Defaults, Given
 from boughs.lang.placeholder import Placeholder
 from boughs.lang.reasoning import SUFFIX
@@ -36,7 +37,7 @@ _DTYPE_TEXTS = {int: "0", float: "0.0", bool: "True", str: '""'}
 class Step:
     """A statement, and what its branches did if it is a fork."""
 
-    node: ir.Node
+    node: Node
     branches: tuple[tuple[Step, ...], ...] = ()
 
     def lines(self) -> Iterator[str]:
@@ -68,7 +69,7 @@ class Trace:
     looked_at: tuple[str, ...] = ()
 
     @property
-    def nodes(self) -> list[ir.Node]:
+    def nodes(self) -> list[Node]:
         """The statements of the program's own state."""
         return [step.node for step in self.steps]
 
@@ -124,7 +125,7 @@ class _Tracer(Executor):
         super().__init__(run, branch, held=held)
         assert isinstance(run, _TracedRun)
         self._traced = run
-        self._nodes: list[ir.Node] = []
+        self._nodes: list[Node] = []
         self._watch(self.contents)
 
     def begin(self, contents: Contents) -> None:
@@ -136,7 +137,7 @@ class _Tracer(Executor):
         contents.variables = _Watched(contents.variables, self._traced)
         contents.probs = _Watched(contents.probs, self._traced, always=True)
 
-    def submit(self, *nodes: ir.Node) -> int:
+    def submit(self, *nodes: Node) -> int:
         """Write nodes down and queue them."""
         for node in nodes:
             self._traced.count()
@@ -147,9 +148,9 @@ class _Tracer(Executor):
         """What was written down."""
         return tuple(Step(node, _branches(node)) for node in self._nodes)
 
-    async def run_text(self, node: ir.Text) -> None:
+    async def run_text(self, node: Text) -> None:
         """Add text; to add a placeholder is not to look at it."""
-        await super().run_text(ir.Text(str(node.text)))
+        await super().run_text(Text(str(node.text)))
 
     async def run_content(self, node: ir.Content) -> None:
         """Add a user's text."""
@@ -230,7 +231,7 @@ class _Watched(dict[str, Any]):
         return super().__getitem__(name)
 
 
-def _branches(node: ir.Node) -> tuple[tuple[Step, ...], ...]:
+def _branches(node: Node) -> tuple[tuple[Step, ...], ...]:
     if not isinstance(node, ir.Fork):
         return ()
     return tuple(branch.steps() for branch in node.branches)

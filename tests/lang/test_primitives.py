@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 import boughs
 from boughs.lang import ir, scalars
 from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.lang.expression import Text
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_roles():
     assert boughs.assistant_end() == ir.RoleEnd("assistant")
     assert boughs.role("tool", "x").terms == (
         ir.RoleBegin("tool"),
-        ir.Text("x"),
+        Text("x"),
         ir.RoleEnd("tool"),
     )
     assert boughs.user().terms == (ir.RoleBegin("user"), ir.RoleEnd("user"))

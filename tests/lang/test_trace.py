@@ -5,6 +5,7 @@ import pytest
 import boughs
 from boughs.lang import ir
 from boughs.lang.errors import InvalidRequest, Unsupported
+from boughs.lang.expression import Node
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -68,7 +69,7 @@ def test_a_trace_prints_the_statements_with_their_branches():
     assert trace.variables["total"] == 0
     assert trace.ret_value == ("{essay}", "So: yes")
     assert sum(isinstance(node, ir.Gen) for node in trace.nodes) == 1
-    assert all(isinstance(node, ir.Node) for node in trace.nodes)
+    assert all(isinstance(node, Node) for node in trace.nodes)
 
 
 def test_given_arguments_are_used():
