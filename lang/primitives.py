@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 from boughs.lang.choices import ChoicesSamplingMethod, token_length_normalized
-from boughs.lang.constraints import CONSTRAINTS, json_schema_text
-from boughs.lang.errors import GrammarError, InvalidRequest, Unsupported, located
+from boughs.lang.constraints import json_schema_text
+from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.lang.expression import Expression
+from boughs.lang.gens import (
+    OnIncomplete,
+    check_name,
+    dtype_of,
+    gen_of,
+    grammar_source,
+    put_dtype,
+    type_of,
+)
 from boughs.lang.grammar import Grammar
 from boughs.lang.ir import Gen, Select
-from boughs.lang.named_parts import Parts
 from boughs.lang.parameters import Given
-from boughs.lang.scalars import DTYPES, GOES_ON
-from boughs.lang.schemas import refusal
-from boughs.lang.typed import Typed, options, typed
-
-OnIncomplete = Literal["raise", "value"]
+from boughs.lang.typed import options
 
 
 def gen(  # noqa: PLR0917 - SGLang's signature
@@ -164,16 +168,16 @@ def gen(  # noqa: PLR0917 - SGLang's signature
         return _gen_choices(name, arguments)
     del arguments["choices"], arguments["choices_method"]
     if arguments.pop("type") is not None:
-        return gen_of(name, _typed(name, type), arguments, on_incomplete)
+        return gen_of(name, type_of(name, type), arguments, on_incomplete)
     if on_incomplete != "raise":
         raise InvalidRequest("on_incomplete: only a gen with a type has values", "on_incomplete")
     parts = None
     if arguments.pop("grammar") is not None:
-        arguments["ebnf"], parts = _source(name, grammar, arguments)
-    kind = _dtype_of(arguments.pop("dtype"))
+        arguments["ebnf"], parts = grammar_source(name, grammar, arguments)
+    kind = dtype_of(arguments.pop("dtype"))
     arguments["json_schema"] = json_schema_text(json_schema)
     if kind is not None:
-        _constrain(arguments, kind)
+        put_dtype(arguments, kind)
     given = Given.parse(arguments, "gen: ")
     return Gen(name, given.sampling, given.options, kind, parts=parts)
 
@@ -281,45 +285,6 @@ def select(
     return Select(name, tuple(choices), choices_method, cache_salt, values)
 
 
-def gen_of(
-    name: str | None,
-    kind: Typed,
-    arguments: Mapping[str, Any],
-    on_incomplete: OnIncomplete = "raise",
-) -> Expression:
-    """`gen` of a `Typed`, for what makes its own.
-
-    Raises:
-        InvalidRequest: An argument cannot be honoured; the message names it.
-    """
-    if on_incomplete not in get_args(OnIncomplete):
-        raise InvalidRequest(
-            f"on_incomplete: expected 'raise' or 'value', got {on_incomplete!r:.60}",
-            "on_incomplete",
-        )
-    for other in _NOT_TYPED:
-        if arguments.get(other) not in (None, (), False):
-            raise InvalidRequest(
-                f"gen: variable {name!r}: {other} cannot be given together with type={kind.name}: "
-                "a value's text is what its type makes it, and ends where it does",
-                other,
-            )
-    given = Given.parse(arguments, "gen: ")
-    return Gen(
-        name,
-        {**given.sampling, **kind.sampling},
-        given.options,
-        kind=kind,
-        keeps_errors=on_incomplete == "value",
-    )
-
-
-_NOT_TYPED = (
-    *("dtype", "grammar", *(name for name in CONSTRAINTS if name != "choices")),
-    *("stop", "stop_token_ids", "stop_regex", "no_stop_trim", "min_tokens", "ignore_eos"),
-)
-
-
 def _gen_choices(name: str | None, arguments: dict[str, Any]) -> Expression:
     """`gen(choices=…)` is `select`; what that cannot honour is refused."""
     honoured = ("choices", "choices_method", "temperature", "cache_salt")
@@ -332,78 +297,3 @@ def _gen_choices(name: str | None, arguments: dict[str, Any]) -> Expression:
         )
     given = {k: arguments[k] for k in honoured if arguments[k] is not None}
     return select(name, **given)
-
-
-def _source(
-    name: str | None, grammar: object, arguments: Mapping[str, Any]
-) -> tuple[str, Parts | None]:
-    """The source of a gen's grammar, once the compiler has had a look at it, and its parts."""
-    if not isinstance(grammar, Grammar):
-        raise InvalidRequest(
-            f"gen: variable {name!r}: grammar: expected what the functions of boughs.grammar make, "
-            f"got {grammar!r:.60}",
-            "grammar",
-        )
-    for other in ("dtype", *CONSTRAINTS):
-        if arguments.get(other) not in (None, False):
-            raise InvalidRequest(
-                f"gen: variable {name!r}: {other} cannot be given together with grammar", other
-            )
-    source = grammar.lark()
-    said = refusal("ebnf", source)
-    if said:
-        raise GrammarError(f"gen: variable {name!r}: grammar: {said}", "grammar")
-    try:
-        parts = Parts.of(grammar)
-    except InvalidRequest as error:
-        raise located(error, f"gen: variable {name!r}") from None
-    if parts is not None and name in parts.names:
-        raise InvalidRequest(
-            f"gen: variable {name!r}: a part of its grammar has the same name", "grammar"
-        )
-    return source, parts
-
-
-def _typed(name: str | None, kind: Any) -> Typed:
-    try:
-        return typed(kind)
-    except InvalidRequest as error:
-        raise located(error, f"gen: variable {name!r}") from None
-
-
-def check_name(name: object, where: str) -> None:
-    """Refuse what is no variable's name."""
-    if name is not None and (not isinstance(name, str) or not name):
-        raise InvalidRequest(
-            f"{where}: name must be a string that is not empty, got {name!r:.60}", "name"
-        )
-
-
-def _dtype_of(dtype: object) -> type | None:
-    for kind in DTYPES:
-        if dtype in (kind, kind.__name__):
-            return kind
-    if dtype is None:
-        return None
-    raise InvalidRequest(f"dtype: expected int, float, bool or str, got {dtype!r:.60}", "dtype")
-
-
-def _constrain(arguments: dict[str, Any], kind: type) -> None:
-    """Put the regex of a dtype among a gen's arguments, and the stop that ends a number."""
-    for other in CONSTRAINTS:
-        if arguments.get(other) not in (None, False):
-            raise InvalidRequest(f"{other}: cannot be given together with dtype", other)
-    arguments["regex"] = DTYPES[kind]
-    if kind not in GOES_ON:
-        return
-    for other in ("no_stop_trim", "min_tokens"):
-        if arguments[other]:
-            raise InvalidRequest(
-                f"{other}: cannot be given together with dtype={kind.__name__}, whose text ends "
-                "at a stop",
-                other,
-            )
-    rest, end = GOES_ON[kind]
-    arguments["regex"] += rest
-    own = Given.parse({"stop_regex": arguments["stop_regex"]}, "gen: ")
-    arguments["stop_regex"] = (*own.sampling.get("stop_regex", ()), end)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
@@ -17,19 +16,15 @@ from boughs.lang import loop
 from boughs.lang.arguments import Arguments
 from boughs.lang.backend import Backend, Host
 from boughs.lang.batch import OnResult, Results, ResultStream, run_batch
-from boughs.lang.current import inside_program, resolve, resolve_cached
+from boughs.lang.current import inside_program, resolve
 from boughs.lang.errors import InvalidRequest
 from boughs.lang.execution import Execution
-from boughs.lang.executor import Executor
 from boughs.lang.expression import Expression, Target
 from boughs.lang.graph import Graph
-from boughs.lang.parameters import RUN_PARAMETERS, Defaults, Given
 from boughs.lang.prefix import constant_prefix, forgiving, prefill
-from boughs.lang.running import Run
+from boughs.lang.run_options import OPTIONS, RunOptions, check_defaults, check_spec_tokens
 from boughs.lang.state import ProgramState
 from boughs.lang.trace import Trace, trace
-
-_OPTIONS = RUN_PARAMETERS | {"backend", "cache", "max_seconds", "stream", "use_thread"}
 
 
 class Program:
@@ -185,10 +180,10 @@ class Program:
 
     def configure(self, /, **options: Any) -> Program:
         """The program with parameters of `run` given, whatever its own are called."""
-        unknown = [name for name in options if name not in _OPTIONS]
+        unknown = [name for name in options if name not in OPTIONS]
         if unknown:
             raise InvalidRequest(f"{unknown[0]}: run() has no such parameter", unknown[0])
-        Given.parse(_sampling(options), f"{self._name}: ")
+        check_defaults(self._name, options)
         return self._with(options={**self._given(), **options})
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Trace:
@@ -290,7 +285,7 @@ class Program:
         own: dict[str, Any] = {}
         options: dict[str, Any] = {}
         for name, value in kwargs.items():
-            target = options if name in _OPTIONS and not self._arguments.owns(name) else own
+            target = options if name in OPTIONS and not self._arguments.owns(name) else own
             target[name] = value
         arguments = self._bind(args, own)
         stream = options.pop("stream", self._stream)
@@ -316,36 +311,14 @@ class Program:
         """What makes executions with these parameters of a run."""
         given = {name: value for name, value in options.items() if value is not None}
         merged = {**self._options, **given}
-        backend = resolve_cached(merged.pop("backend", None), merged.pop("cache", None))
-        eager = self._eager(merged.pop("use_thread", True))
-        max_seconds = _seconds(merged.pop("max_seconds", None))
-        unknown = [name for name in merged if name not in RUN_PARAMETERS]
-        if unknown:
-            raise InvalidRequest(
-                f"{self._name}: {unknown[0]} is not a parameter of a run", unknown[0]
-            )
-        defaults = Defaults(Given.parse(merged, f"{self._name}: "))
-
-        def execution(arguments: inspect.BoundArguments) -> Execution:
-            run = Run(self._name, backend, defaults, self._spec_tokens, eager=eager)
-            executor = Executor(run)
-            return Execution(executor, self.func, arguments.args, arguments.kwargs, max_seconds)
-
-        return execution
-
-    def _eager(self, use_thread: object) -> bool:
-        """Whether each statement is to end before the next begins."""
-        if not isinstance(use_thread, bool):
-            raise InvalidRequest(
-                f"use_thread: expected a bool, got {use_thread!r:.40}", "use_thread"
-            )
-        if not use_thread and inspect.iscoroutinefunction(self.func):
+        parsed = RunOptions.parse(self._name, merged, self._spec_tokens)
+        if parsed.eager and inspect.iscoroutinefunction(self.func):
             raise InvalidRequest(
                 f"{self._name}: use_thread=False blocks, which an async program must not; leave it "
                 "out and await what is to be waited for",
                 "use_thread",
             )
-        return not use_thread
+        return functools.partial(parsed.execution, self.func)
 
 
 class Call(Expression):
@@ -412,16 +385,6 @@ def function(
     return made if func is None else made(func)
 
 
-def check_spec_tokens(tokens: object) -> None:
-    """Raise `InvalidRequest` if `tokens` is neither None nor a number above 0."""
-    if tokens is None:
-        return
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        raise InvalidRequest(
-            f"num_api_spec_tokens: expected at least 1, got {tokens!r:.40}", "num_api_spec_tokens"
-        )
-
-
 def _items(batch: object) -> list[Any]:
     if isinstance(batch, str | bytes | Mapping) or not isinstance(batch, Iterable):
         raise InvalidRequest(
@@ -429,18 +392,3 @@ def _items(batch: object) -> list[Any]:
             "batch_kwargs",
         )
     return list(batch)
-
-
-def _seconds(given: Any) -> float | None:
-    """How long a program may run, as a user gave it."""
-    if given is None:
-        return None
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
-        raise InvalidRequest(
-            f"max_seconds: expected seconds, above 0 and finite, got {given!r:.40}", "max_seconds"
-        )
-    return float(given)
-
-
-def _sampling(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in RUN_PARAMETERS}

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from boughs.lang import grammar, ir
 from boughs.lang.errors import InvalidRequest, located
 from boughs.lang.expression import Expression, Node
-from boughs.lang.primitives import OnIncomplete, check_name, gen_of
+from boughs.lang.gens import OnIncomplete, check_name, gen_of
 from boughs.lang.tools import Tool, ToolCall, ToolResult, calls_of, describe_tools, tools_of
 from boughs.lang.typed import ENDS, Typed
 

@@ -20,8 +20,8 @@ from typing import Any, Literal, NotRequired
 from boughs.lang import ir, loop
 from boughs.lang.errors import InvalidRequest, located
 from boughs.lang.expression import Expression, Target
+from boughs.lang.gens import OnIncomplete, check_name, gen_of
 from boughs.lang.pool import in_thread
-from boughs.lang.primitives import OnIncomplete, check_name, gen_of
 from boughs.lang.typed import Typed, typed
 
 
