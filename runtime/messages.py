@@ -67,8 +67,9 @@ class Submit(msgspec.Struct, kw_only=True, tag="submit"):
         pooling: `last` or `mean` where the prompt's hidden state is wanted.
         confirm: The front reads the text for stops: it sends `Finish` at the end of every such
             submission, and the core keeps the pages until it came.
-        heal: Text that the output spells before anything else: the prompt's own end, which was
-            given back. Tokens that spell nothing else count as the prompt's.
+        given_back: The prompt's last tokens, which the output spells anew or goes beyond.
+        heal: Their text, which the output spells before anything else. Tokens that spell nothing
+            else count as the prompt's.
         healed: How many of `output_ids` are such tokens.
     """
 
@@ -87,6 +88,7 @@ class Submit(msgspec.Struct, kw_only=True, tag="submit"):
     targets: list[list[int]] = []
     pooling: str | None = None
     confirm: bool = False
+    given_back: list[int] = []
     heal: str = ""
     healed: int = 0
 

@@ -34,7 +34,6 @@ from boughs.runtime.core.runner import ModelRunner, Runner
 from boughs.runtime.core.sampler import RowState, most_likely
 from boughs.runtime.core.scheduler import Scheduler
 from boughs.runtime.core.scoring import gather_scores
-from boughs.runtime.core.step import Step, Work
 from boughs.runtime.core.times import StepTimes
 from boughs.runtime.front.tokenizer import Tokenizer
 from boughs.runtime.messages import (
@@ -217,7 +216,7 @@ class Core:
         limit = min(prompt + submit.healed + params.max_new_tokens, most)
         if params.beam_width is not None:
             limit = min(limit, beam_limit(params.beam_width, prompt, self.limits, self._config))
-        return Request(
+        request = Request(
             submit=submit,
             arrival=self._arrivals,
             limit=limit,
@@ -228,6 +227,12 @@ class Core:
             compiled=compiled if any(compiled) else None,
             search=None if params.beam_width is None else _search(submit, row, limit - prompt),
         )
+        # Mostly one token was given back, and is what spells its text: then both rows are computed
+        # in one step. A grammar's next mask would have to wait for the first.
+        free = not submit.output_ids and params.constraint is None and limit < most
+        if free and len(submit.given_back) == 1:
+            request.guess(submit.given_back[0])
+        return request
 
     def _take_grammars(self, outputs: list[Output]) -> None:
         """Let the requests go on whose grammars are compiled, and tokenizer loaded, by now."""
@@ -269,8 +274,8 @@ class Core:
             return False
         self.times.admitted(step)
         self.times.end("schedule")
-        last = self._last_rows(step)
-        self._bound.begin_masks(work.request for work, _ in last)
+        last, guessed = step.last_rows(), step.guessed_rows()
+        self._bound.begin_masks(dict.fromkeys(request for request, _ in (*guessed, *last)))
         hidden = self.runner.forward(step)
         self.times.end("model")
         if any(work.request.reads_rows for work in step.works):
@@ -280,20 +285,25 @@ class Core:
             pool(step, hidden)
         self.scheduler.computed(step)
         masks = self._bound.take_masks()
-        sampling: list[tuple[Request, int]] = []
-        for work, row in last:
-            if work.request.submit.params.max_new_tokens == 0:
-                outputs.append(self._prefilled(work.request))
+        sampling = list(guessed)
+        for request, row in last:
+            if request.submit.params.max_new_tokens == 0:
+                outputs.append(self._prefilled(request))
             else:
-                sampling.append((work.request, row))
+                sampling.append((request, row))
         if sampling:
             logits = self.runner.logits(hidden[[row for _, row in sampling]])
-            bits = [masks.get(request) for request, _ in sampling]
+            # A request's second row is that of a guess: no mask is left when it counts.
+            bits = [masks.pop(request, None) for request, _ in sampling]
             likely = most_likely(logits, [request.is_plain for request, _ in sampling], bits)
-            at = 0
-            for request, lines in groupby(sampling, key=lambda pair: pair[0].group or pair[0]):
+            for at, (request, _) in enumerate(guessed):
+                outputs.append(self._next.settle(request, logits, at, likely[at], bits[at]))
+            at = len(guessed)
+            for request, lines in groupby(sampling[at:], key=lambda pair: pair[0].group or pair[0]):
                 begin, at = at, at + sum(1 for _ in lines)
                 if request.search is None:
+                    if request.computed < len(request.tokens):
+                        continue  # it guessed wrong, or has ended
                     outputs += forced.tell(request)
                     outputs.append(
                         self._next.take(request, logits, begin, likely[begin], bits[begin])
@@ -303,15 +313,6 @@ class Core:
                     outputs += self._searched(request, request.search, rows, bits[begin:at])
         self.times.end("sample")
         return True
-
-    def _last_rows(self, step: Step) -> list[tuple[Work, int]]:
-        """The works that reach their request's last token, with that token's row in the step."""
-        rows, at = [], 0
-        for work in step.works:
-            at += work.count
-            if work.start + work.count == len(work.request.tokens):
-                rows.append((work, at - 1))
-        return rows
 
     def _searched(
         self, request: Request, search: BeamSearch, logits: Tensor, masks: list[Bits | None]

@@ -80,6 +80,19 @@ class NextTokens:
             self._end(request, output.finish)
         return output
 
+    def settle(
+        self, request: Request, logits: Tensor, row: int, token: int | None, mask: Bits | None
+    ) -> Output:
+        """As `take`, of a request whose next token was guessed; its row is right if the guess was.
+
+        The row of a wrong guess is written anew: the tree does not know it.
+        """
+        guess, computed = request.withdraw()
+        output = self.take(request, logits, row, token, mask)
+        if output.error is None and output.finish is None and request.tokens[-1] == guess:
+            request.computed = computed
+        return output
+
     @torch.inference_mode()
     def _sample(self, request: Request, logits: Tensor, mask: Bits | None) -> int:
         filters = self._filters

@@ -51,6 +51,8 @@ class Request:
         limit: Most tokens (prompt and output) that it may have.
         most: What `limit` cannot be raised beyond.
         healed: Tokens after the submitted prompt that are the prompt's, too: its end, spelt anew.
+        guessed: Whether the last of these is the very token that the prompt gave back, computed in
+            the hope that it is the one that spells it: nothing yet says that it is.
         tokens: Prompt and output, int32.
         computed: How many of them have rows in the cache. Without a sequence: 0.
         sequence: Its pages, while it runs.
@@ -89,6 +91,7 @@ class Request:
     place: bytes = b""
     most: int = 0
     healed: int = 0
+    guessed: bool = False
     computed: int = 0
     sequence: Sequence | None = None
     since: int | None = None
@@ -158,6 +161,27 @@ class Request:
         self.limit = min(self.limit + 1, self.most)
         self.row.note_prompt([token])
 
+    def guess(self, token: int) -> None:
+        """Take it for granted that this token spells the prompt's end, until `withdraw`."""
+        self.tokens.append(token)
+        self.healed += 1
+        self.limit += 1
+        self.guessed = True
+
+    def withdraw(self) -> tuple[int, int]:
+        """Forget the guess; what it was, and `computed` with it."""
+        guess, computed = self.tokens.pop(), self.computed
+        self.healed -= 1
+        self.limit -= 1
+        self.guessed = False
+        self.computed = min(computed, len(self.tokens))
+        return guess, computed
+
+    @property
+    def settled(self) -> int:
+        """How many of the rows it has are of tokens that are sure."""
+        return min(self.computed, len(self.tokens) - self.guessed)
+
     @property
     def output_len(self) -> int:
         """Tokens produced so far, those of a replay included."""
@@ -202,11 +226,12 @@ class Request:
     def matchable(self) -> int:
         """How many leading tokens may come from the cache.
 
-        At least one is computed, to have logits; prompt logprobs need the logits of the row
-        before their first position, and so do targets and forced tokens. They are gathered once:
-        not again after a retraction. A mean is of all rows, and begins anew.
+        At least one is computed, to have logits, and the one before a guess; prompt logprobs need
+        the logits of the row before their first position, and so do targets and forced tokens.
+        They are gathered once: not again after a retraction. A mean is of all rows, and begins
+        anew.
         """
-        most = len(self.tokens) - 1
+        most = len(self.tokens) - 1 - self.guessed
         if self.submit.pooling == "mean":
             return 0
         if self.untold is not None:

@@ -257,9 +257,8 @@ class Scheduler:
             if prefill:
                 prefilled += work.count
                 assert request.sequence is not None
-                self.cache.commit(
-                    request.sequence, request.token_bytes(request.computed), request.computed
-                )
+                settled = request.settled
+                self.cache.commit(request.sequence, request.token_bytes(settled), settled)
         self.counters.prefill_tokens += prefilled
         self.counters.decode_tokens += step.tokens - prefilled
         for request in {work.request.group or work.request for work in step.works}:

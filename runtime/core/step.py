@@ -33,6 +33,26 @@ class Step:
         self.works.append(Work(request, request.computed, count))
         self.tokens += count
 
+    def last_rows(self) -> list[tuple[Request, int]]:
+        """The requests whose last token is computed, with that token's row in the step."""
+        rows, at = [], 0
+        for work in self.works:
+            at += work.count
+            if work.start + work.count == len(work.request.tokens):
+                rows.append((work.request, at - 1))
+        return rows
+
+    def guessed_rows(self) -> list[tuple[Request, int]]:
+        """The requests whose guess turns out right or wrong, with the row that predicts it."""
+        rows, at = [], 0
+        for work in self.works:
+            if work.request.guessed:
+                place = len(work.request.tokens) - 2 - work.start
+                if 0 <= place < work.count:
+                    rows.append((work.request, at + place))
+            at += work.count
+        return rows
+
 
 @dataclass(slots=True)
 class Counters:

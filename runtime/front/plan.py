@@ -355,6 +355,7 @@ def submit_choice(asked: Asked, choice: int) -> Submit:
         token_ids_logprob=asked.token_ids_logprob,
         prompt_logprobs_from=asked.prompt_logprobs_from if choice == 0 else None,
         bad_ids=asked.bad_ids,
+        given_back=asked.given_back,
         heal=asked.heal,
         confirm=asked.params.stops_in_text,
     )

@@ -81,6 +81,58 @@ def test_the_output_is_what_spelling_by_hand_gives(engine, tokenizer, text):
     assert answer["meta_info"]["completion_tokens"] == 6
 
 
+def test_a_token_that_spells_itself_costs_no_step(engine, tokenizer):
+    """It is computed in the hope of that; where another is chosen nothing is lost."""
+    found = {True: 0, False: 0}
+    for text in (
+        f"{a}{b}" for a in ("the", "in a", "d:", "9", "x") for b in "abcdefghijklmnopqrstu"
+    ):
+        *prompt, back = encode_segments(tokenizer, [Text(text)])
+        if given_back(tokenizer, [Text(text)], [*prompt, back]) != 1:
+            continue
+        by_itself = by_hand(engine, tokenizer, text, 1)
+        plain = engine.generate(input_ids=[*prompt, back], sampling_params=GREEDY)
+        answer = engine.generate(text, GREEDY, heal=True)
+        assert answer["output_ids"] == by_itself
+        right = by_itself == plain["output_ids"]
+        found[right] += 1
+        if right:
+            assert answer["meta_info"]["forward_steps"] == 6
+    assert all(found.values())
+
+
+WAYS = (
+    {"page_size": 1, "max_batched_tokens": 2},
+    {"page_size": 4, "max_batched_tokens": 7, "kv_memory": 48},
+    {"page_size": 16, "disable_radix_cache": True},
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_chunks_pages_and_retraction_move_no_token(engine, tiny_model, way):
+    """With a page border, a chunk's end or a lack of pages at the guess or just before it."""
+    prompts = ["the in a: " * i + end for i in range(6) for end in ("th", "in a", "r:", "9 th")]
+    params = [
+        {"max_new_tokens": 9, "seed": i, "ignore_eos": True, "frequency_penalty": 0.5 * (i % 2)}
+        for i in range(len(prompts))
+    ]
+    tokens = way.get("kv_memory", 4096)
+    memory = (32 << 20) // engine.get_server_info()["pool_tokens"] * tokens
+    config = {**way, "kv_memory": str(memory)}
+    with boughs.Engine(
+        model_path=tiny_model, in_process=True, check_invariants=True, **config
+    ) as other:
+        together = other.generate(prompts, params, heal=True)
+        again = other.generate(prompts, params, heal=True)
+        retracted = other.get_server_info()["stats"]["retractions"]
+        assert bool(retracted) == ("kv_memory" in way)
+    for prompt, one, *answers in zip(prompts, params, together, again, strict=True):
+        alone = engine.generate(prompt, one, heal=True)
+        for answer in answers:
+            assert answer["output_ids"] == alone["output_ids"]
+            assert answer["text"] == alone["text"]
+
+
 @settings(max_examples=30, deadline=None)
 @given(texts, st.integers(1, 4), st.sampled_from(["[ a-z]{3,9}", "(the|in|::?)+", r"\w+\."]))
 def test_a_grammar_begins_behind_the_prompt(engine, prompt, seed, pattern):
