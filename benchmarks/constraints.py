@@ -132,7 +132,7 @@ def compiling(about, lines):
 def masks(compiler, vocab, sources, rounds=200):
     """Seconds of a batch of masks, ours and bare, on matchers of their own that draw alike."""
     plain, matchers = ([compiler.matcher("json_schema", s) for s in sources] for _ in range(2))
-    ours, words = Masks(vocab, 2), -(-vocab // 32)
+    ours, words = Masks(vocab, compiler.filler(2)), -(-vocab // 32)
     bits = np.zeros((len(sources), words), dtype=np.uint32)
     taken, draw = {"bare": [], "ours": []}, np.random.default_rng(0)
     for _ in range(rounds):

@@ -15,10 +15,14 @@ from numba import float32, int64, uint32
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .compiled import entry_point, sources
+from .compiled import compiled, entry_point, sources
+from .lanes import most_allowed
 
 Bits = NDArray[np.uint32]
 Floats = NDArray[np.float32]
+
+BLOCK = 32
+"""Words of a mask of which the best token is looked for only where it is the best so far."""
 
 
 def pack(allowed: NDArray[np.bool_]) -> Bits:
@@ -61,54 +65,41 @@ def forbid() -> Callable[..., None]:
     return entry_point(run, float32[::1], uint32[::1])
 
 
+@compiled
+def _allows(bits: Bits, token: int) -> bool:
+    return bool((bits[token >> 5] >> np.uint32(token & 31)) & np.uint32(1))
+
+
 @cache
 def best_allowed() -> Callable[..., None]:
     """Compile, or load from disk, the function that finds the best allowed token of some rows.
 
     Its arguments:
-        logits: float32 [rows, vocab], all of them numbers.
+        logits: float32 [rows, vocab].
         rows: int64 [masks]; the row of each mask.
         bits: uint32 [masks, words].
         tokens: int64 [masks]; gets the allowed token with the highest logit, the first of equals;
-            -1 where every one has minus infinity.
-
-    Most words allow all of their tokens, or none. The highest logit of the former is found in
-    eight lanes, which a processor keeps side by side, and in the word that has it the token.
+            -1 where that is infinite, or one of the allowed is no number.
     """
     version = sources()
 
     def run(logits: Floats, rows: NDArray[np.int64], bits: Bits, tokens: NDArray[np.int64]) -> None:
         version  # noqa: B018 -- see `entry_point`
         vocab = logits.shape[1]
-        lanes = np.empty(8, np.float32)
+        whole = vocab // 32  # words each of whose bits is a token's
         for i in range(len(rows)):
-            row, best, place = logits[rows[i]], np.float32(-np.inf), -1
-            for word in range(bits.shape[1]):
-                b, token = bits[i, word], word * 32
-                top = best
-                if b == np.uint32(0xFFFFFFFF) and token + 32 <= vocab:
-                    for lane in range(8):
-                        lanes[lane] = row[token + lane]
-                    for begin in range(token + 8, token + 32, 8):
-                        for lane in range(8):
-                            value = row[begin + lane]
-                            lanes[lane] = max(lanes[lane], value)
-                    for lane in range(8):
-                        top = max(top, lanes[lane])
-                else:
-                    while b and token < vocab:
-                        if b & np.uint32(1) and row[token] > top:
-                            top = row[token]
-                        b >>= np.uint32(1)
-                        token += 1
+            row, own, best, place = logits[rows[i]], bits[i], np.float32(-np.inf), 0
+            for word in range(0, whole, BLOCK):
+                top = most_allowed(row, word * 32, own, word, min(BLOCK, whole - word))
                 if top > best:
-                    best, place = top, word
+                    best, place = top, word * 32
+            for token in range(whole * 32, vocab):
+                if _allows(own, token) and not row[token] <= best:
+                    best, place = row[token] if row[token] < np.inf else np.float32(np.inf), token
             tokens[i] = -1
-            if place >= 0:
-                b, token = bits[i, place], place * 32
-                while not b & np.uint32(1) or row[token] != best:
-                    b >>= np.uint32(1)
-                    token += 1
-                tokens[i] = token
+            if abs(best) < np.inf:
+                while row[place] != best or not _allows(own, place):
+                    place += 1
+                tokens[i] = place
 
     return entry_point(run, float32[:, ::1], int64[::1], uint32[:, ::1], int64[::1])

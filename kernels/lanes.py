@@ -7,6 +7,7 @@ This module knows no layer.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -17,6 +18,9 @@ from numba.extending import intrinsic
 from .emit import INT32, LANES, LOG2_E, ZERO, Emit
 
 SILU, GELU_TANH = 0, 1
+
+_INT16 = ir.IntType(16)
+_CHOSEN = ir.VectorType(ir.IntType(1), LANES)
 
 
 @intrinsic
@@ -84,3 +88,41 @@ def _gelu_tanh(emit: Emit, x: Any) -> Any:
     inner = builder.fmul(emit.fma(cube, emit.constant(0.044715), x), emit.constant(0.7978845608))
     half = builder.fmul(x, emit.constant(0.5))
     return emit.fma(half, emit.tanh(inner), half)
+
+
+@intrinsic
+def most_allowed(typing_context: Any, x: Any, start: Any, bits: Any, first: Any, count: Any):
+    """The greatest of 32 * `count` floats from `start` on, of those whose bits are set.
+
+    Bit j % 32 of word `first` + j // 32 is that of float j. Infinity where one of them is NaN,
+    minus infinity where there are none.
+    """
+    intp = types.intp
+    signature = types.float32(x, intp, bits, intp, intp)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit = Emit(context, builder, signature, args)
+        floats, words = emit.at(emit.data(0), args[1]), emit.at(emit.data(2), args[3])
+        zero = ir.Constant(_CHOSEN, [0] * LANES)
+        none = emit.constant(-math.inf)
+        most, odd = emit.registers([none, zero])
+        with cgutils.for_range(builder, args[4]) as loop:
+            word = builder.load(emit.at(words, loop.index))
+            with builder.if_then(cgutils.is_not_null(builder, word)):
+                place = builder.mul(loop.index, ir.Constant(loop.index.type, 2 * LANES))
+                for half in (0, LANES):
+                    part = builder.trunc(builder.lshr(word, ir.Constant(INT32, half)), _INT16)
+                    number = emit.load(emit.at(floats, place, ir.Constant(place.type, half)))
+                    number = builder.select(builder.bitcast(part, _CHOSEN), number, none)
+                    builder.store(emit.most(number, builder.load(most)), most)
+                    is_nan = builder.fcmp_unordered("uno", number, number)
+                    builder.store(builder.or_(builder.load(odd), is_nan), odd)
+        found = builder.load(most)
+        for distance in (8, 4, 2, 1):
+            lanes = [j ^ distance for j in range(LANES)]
+            found = emit.most(found, emit.shuffle(found, found, lanes))
+        is_nan = cgutils.is_not_null(builder, builder.bitcast(builder.load(odd), _INT16))
+        best = builder.extract_element(found, ir.Constant(INT32, 0))
+        return builder.select(is_nan, ir.Constant(best.type, math.inf), best)
+
+    return signature, generate

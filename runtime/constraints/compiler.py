@@ -19,7 +19,7 @@ from boughs.lang.constraints import JsonForm
 from boughs.lang.errors import BackendError, BoughsError, GrammarError, Unsupported
 
 from .json_form import PLAIN
-from .matcher import Matcher, build, load_tokenizer
+from .matcher import Fill, Matcher, build, filler, load_tokenizer
 from .source import with_prefix
 from .trials import Trials, worker_command
 from .verdicts import Verdicts
@@ -135,6 +135,10 @@ class GrammarCompiler:
             GrammarError: The source cannot be compiled; says why.
         """
         return self.ask(kind, source, form).result().matcher(kind)
+
+    def filler(self, threads: int) -> Fill:
+        """What fills the masks of matchers in so many threads."""
+        return filler(threads)
 
     def close(self) -> None:
         """End the process that tries grammars, and the threads."""

@@ -5,70 +5,59 @@ This module knows no request and no logits.
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .matcher import Matcher
+from .matcher import Fill, Matcher
 
-INLINE = 200e-6
-"""Seconds of masks for which waking a thread does not pay: some 100 masks of a usual grammar."""
+Bits = NDArray[np.uint32]
 
 
 class Masks:
-    """Fills the masks of several matchers, one step after the other.
-
-    A mask that meets its budget leaves its matcher in an error, which `Matcher.check` raises.
+    """Fills the masks of several matchers, one step after the other, in a thread of its own.
 
     Args:
         vocab_size: Width of the logits.
-        threads: Threads that fill masks at the same time.
+        fill: Fills them.
     """
 
-    def __init__(self, vocab_size: int, threads: int) -> None:
-        self._words = -(-vocab_size // 32)
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="boughs-masks")
-        self._each = 0.0  # seconds that a mask took lately
-        self._matchers: Sequence[Matcher] = ()
-        self._bits = np.zeros((0, self._words), dtype=np.uint32)
-        self._going: list[Future[float]] = []
+    def __init__(self, vocab_size: int, fill: Fill) -> None:
+        self._bits = np.zeros((0, -(-vocab_size // 32)), dtype=np.uint32)
+        self._fill = fill
+        self._jobs: SimpleQueue[Sequence[Matcher] | None] = SimpleQueue()
+        self._made: SimpleQueue[Bits | Exception] = SimpleQueue()
+        threading.Thread(target=self._run, name="boughs-masks", daemon=True).start()
 
     def begin(self, matchers: Sequence[Matcher]) -> None:
-        """Begin a step. Until `take`, nothing may touch the matchers."""
-        self._matchers = matchers
-        if len(matchers) != len(self._bits):
-            self._bits = np.zeros((len(matchers), self._words), dtype=np.uint32)
-        if self._each * len(matchers) > INLINE:
-            parts = range(min(self._threads, len(matchers)))
-            self._going = [self._pool.submit(self._fill, part, len(parts)) for part in parts]
+        """Begin a step. Until `take`, which must follow, nothing may touch the matchers."""
+        self._jobs.put(matchers)
 
-    def take(self) -> NDArray[np.uint32]:
+    def take(self) -> Bits:
         """The masks, uint32 [matchers, words], in their order; until the next step begins.
 
-        That of a matcher in an error is of any bits.
+        That of a matcher in an error, which `Matcher.check` raises, is of any bits.
         """
-        if not self._matchers:
-            return self._bits
-        if self._going:
-            spent = sum(future.result() for future in self._going)
-            self._going = []
-        else:
-            spent = self._fill(0, 1)
-        self._each += (spent / len(self._matchers) - self._each) / 4
-        return self._bits
+        made = self._made.get()
+        if isinstance(made, Exception):
+            raise made
+        return made
 
     def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown(wait=False)
+        """End the thread."""
+        self._jobs.put(None)
 
-    def _fill(self, part: int, parts: int) -> float:
-        """Fill every mask whose turn it is; the seconds that it took."""
-        began = time.perf_counter()
-        size, base = self._words * 4, self._bits.ctypes.data
-        for at in range(part, len(self._matchers), parts):
-            self._matchers[at].raw.unsafe_compute_mask_ptr(base + at * size, size)
-        return time.perf_counter() - began
+    def _run(self) -> None:
+        while (matchers := self._jobs.get()) is not None:
+            if len(matchers) > len(self._bits):
+                self._bits = np.zeros((len(matchers), self._bits.shape[1]), dtype=np.uint32)
+            bits = self._bits[: len(matchers)]
+            try:
+                self._fill(matchers, bits)
+            except Exception as error:  # noqa: BLE001 -- who waits gets it
+                self._made.put(error)
+            else:
+                self._made.put(bits)

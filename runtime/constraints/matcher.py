@@ -5,10 +5,11 @@ This module knows no request, no logits and no language in which users write gra
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from boughs.lang.errors import GrammarError
@@ -122,6 +123,24 @@ class Matcher:
         if self.raw.is_error():
             message = short(reason(self.raw.get_error()))
             raise GrammarError(f"{self._kind}: {message}", self._kind)
+
+
+Fill = Callable[[Sequence[Matcher], NDArray[np.uint32]], None]
+"""Fills the masks of matchers, uint32 [matchers, words], all of them in one call.
+
+A mask that meets its budget leaves its matcher in an error and its row of any bits.
+"""
+
+
+def filler(threads: int) -> Fill:
+    """What fills masks in so many threads, without the GIL."""
+    executor = LLExecutor(threads)
+
+    def fill(matchers: Sequence[Matcher], bits: NDArray[np.uint32]) -> None:
+        rows = [(matcher.raw, row) for row, matcher in enumerate(matchers)]
+        executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits.strides[0], len(bits))
+
+    return fill
 
 
 def load_tokenizer(folder: Path, vocab_size: int, eos: tuple[int, ...]) -> LLTokenizer:

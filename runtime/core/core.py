@@ -116,11 +116,9 @@ class Core:
             max_batched_tokens=placement.max_batched_tokens,
         )
         threads = config.threads or len(os.sched_getaffinity(0))
-        self._bound = Bound(
-            grammars or compiler(config, self.limits),
-            Masks(self.runner.vocab_size, threads),
-            jump=not config.disable_jump_forward,
-        )
+        grammars = grammars or compiler(config, self.limits)
+        masks = Masks(self.runner.vocab_size, grammars.filler(threads))
+        self._bound = Bound(grammars, masks, jump=not config.disable_jump_forward)
         self._texts = Texts(tokenizer or (lambda: Tokenizer.load(folder)))
         self._next = NextTokens(self.scheduler, self._bound, self.runner.filters)
         self._arrivals = 0
@@ -274,8 +272,9 @@ class Core:
             return False
         self.times.admitted(step)
         self.times.end("schedule")
-        last, guessed = step.last_rows(), step.guessed_rows()
-        self._bound.begin_masks(dict.fromkeys(request for request, _ in (*guessed, *last)))
+        guessed, (last, prefilled) = step.guessed_rows(), step.last_rows()
+        sampling = [*guessed, *last]
+        self._bound.begin_masks(dict.fromkeys(request for request, _ in sampling))
         hidden = self.runner.forward(step)
         self.times.end("model")
         if any(work.request.reads_rows for work in step.works):
@@ -284,15 +283,10 @@ class Core:
             gather_scores(step, hidden, self.runner.logits)
             pool(step, hidden)
         self.scheduler.computed(step)
-        masks = self._bound.take_masks()
-        sampling = list(guessed)
-        for request, row in last:
-            if request.submit.params.max_new_tokens == 0:
-                outputs.append(self._prefilled(request))
-            else:
-                sampling.append((request, row))
+        outputs += map(self._prefilled, prefilled)
         if sampling:
             logits = self.runner.logits(hidden[[row for _, row in sampling]])
+            masks = self._bound.take_masks()
             # A request's second row is that of a guess: no mask is left when it counts.
             bits = [masks.pop(request, None) for request, _ in sampling]
             likely = most_likely(logits, [request.is_plain for request, _ in sampling], bits)

@@ -46,7 +46,7 @@ class NextTokens:
             logprobs = logits[row].log_softmax(-1)
         try:
             if request.matcher is not None:
-                request.matcher.check()  # its mask may have met its budget
+                request.matcher.check()  # a mask that met its budget leaves EOS
             if token is None:
                 token = self._sample(request, logits[row], mask)
             in_prefix = self._bound.accept(request, token)

@@ -107,7 +107,8 @@ def most_likely(
         return made
     if masked:
         bits = [mask for at in masked if (mask := masks[at]) is not None]
-        for at, token in zip(masked, _best_under(logits, masked, bits), strict=True):
+        found = _best_under(logits, masked, bits).tolist()
+        for at, token in zip(masked, found, strict=True):
             made[at] = None if token < 0 else token  # else `sample` says what is wrong
     if not rows:
         return made
@@ -128,32 +129,16 @@ def _best(logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return best.indices.numpy(force=True), best.values.numpy(force=True)
 
 
-def _best_under(logits: Tensor, rows: list[int], masks: list[Bits]) -> list[int]:
+def _best_under(logits: Tensor, rows: list[int], masks: list[Bits]) -> np.ndarray:
     """The best allowed token of some rows of [rows, vocab]; -1 where it is for `sample` to find."""
     if logits.device.type != "cpu":
         allowed = expand(np.stack(masks), logits.shape[-1], logits.device)
         tokens, best = _best(logits[rows].masked_fill(~allowed, -torch.inf))
-        made: list[int] = np.where(np.isfinite(best), tokens, -1).tolist()
-        return made
-    # The best of all, which is found at once, is mostly allowed; and is a number if all are.
-    tokens, best = _best(logits if len(rows) == len(logits) else logits[rows])
-    made = [-1] * len(rows)
-    left = []
-    for at, token in enumerate(tokens.tolist()):
-        if not np.isfinite(best[at]):
-            continue
-        if int(masks[at][token >> 5]) >> (token & 31) & 1:
-            made[at] = token
-        else:
-            left.append(at)
-    if left:
-        table = np.ascontiguousarray(logits.numpy(force=True))
-        found = np.empty(len(left), dtype=np.int64)
-        bits = np.stack([masks[at] for at in left])
-        best_allowed()(table, np.array([rows[at] for at in left]), bits, found)
-        for at, token in zip(left, found.tolist(), strict=True):
-            made[at] = token
-    return made
+        return np.where(np.isfinite(best), tokens, -1)
+    found = np.empty(len(rows), dtype=np.int64)
+    table = np.ascontiguousarray(logits.numpy(force=True))
+    best_allowed()(table, np.array(rows), np.stack(masks), found)
+    return found
 
 
 def sample(

@@ -33,14 +33,20 @@ class Step:
         self.works.append(Work(request, request.computed, count))
         self.tokens += count
 
-    def last_rows(self) -> list[tuple[Request, int]]:
-        """The requests whose last token is computed, with that token's row in the step."""
-        rows, at = [], 0
+    def last_rows(self) -> tuple[list[tuple[Request, int]], list[Request]]:
+        """Whose last token is computed: those that sample, with its row; and the others."""
+        sampling: list[tuple[Request, int]] = []
+        prefilled: list[Request] = []
+        at = 0
         for work in self.works:
             at += work.count
-            if work.start + work.count == len(work.request.tokens):
-                rows.append((work.request, at - 1))
-        return rows
+            request = work.request
+            if work.start + work.count == len(request.tokens):
+                if request.submit.params.max_new_tokens == 0:
+                    prefilled.append(request)
+                else:
+                    sampling.append((request, at - 1))
+        return sampling, prefilled
 
     def guessed_rows(self) -> list[tuple[Request, int]]:
         """The requests whose guess turns out right or wrong, with the row that predicts it."""

@@ -1,11 +1,10 @@
-"""Masks of many matchers at once are those of each, inline and in threads."""
+"""Masks of many matchers at once are those of each."""
 
 import numpy as np
 import pytest
 
 from boughs.kernels.bitmask import pack
 from boughs.lang.errors import GrammarError
-from boughs.runtime.constraints import masks as module
 from boughs.runtime.constraints.compiler import GrammarCompiler
 from boughs.runtime.constraints.masks import Masks
 
@@ -19,11 +18,9 @@ def grammars(tiny_model):
     compiler.close()
 
 
-@pytest.mark.parametrize("inline", [0.0, 100.0])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_masks_of_a_step_are_those_of_each_matcher(grammars, monkeypatch, threads, inline):
-    monkeypatch.setattr(module, "INLINE", inline)
-    masks = Masks(VOCAB, threads)
+def test_masks_of_a_step_are_those_of_each_matcher(grammars, threads):
+    masks = Masks(VOCAB, grammars.filler(threads))
     sources = ["[ab]c", "a+b?", "x{3}y", "(one|two)"] * 3
     matchers = [grammars.matcher("regex", source) for source in sources]
     draw = np.random.default_rng(0)
@@ -35,15 +32,13 @@ def test_masks_of_a_step_are_those_of_each_matcher(grammars, monkeypatch, thread
             allowed = matcher.mask(VOCAB)
             assert (mask == pack(allowed)).all()
             matcher.accept(int(draw.choice(np.flatnonzero(allowed))))
-    masks.begin([])
-    assert masks.take().shape == (0, VOCAB // 32)
     masks.close()
 
 
 def test_the_error_of_one_matcher_leaves_the_others(grammars):
     heavy = grammars.matcher("regex", "(?:[a-z]{1,9}|[0-9a-f]{1,9}){1,40}")
     light = grammars.matcher("regex", "[ab]c")
-    masks = Masks(VOCAB, 1)
+    masks = Masks(VOCAB, grammars.filler(1))
     heavy.raw.consume_token(EOS)  # which it does not allow: an error that stays
     masks.begin([heavy, light])
     bits = masks.take()
@@ -51,4 +46,15 @@ def test_the_error_of_one_matcher_leaves_the_others(grammars):
     assert (bits[1] == pack(light.mask(VOCAB))).all()
     with pytest.raises(GrammarError, match=r"^regex: "):
         heavy.check()
+    masks.close()
+
+
+def test_a_fault_of_the_filling_thread_reaches_who_waits_for_it(grammars):
+    masks = Masks(VOCAB, grammars.filler(1))
+    matcher = grammars.matcher("regex", "[ab]c")
+    masks.begin([matcher, matcher])  # which two threads may not use at once
+    with pytest.raises(RuntimeError, match="borrowed"):
+        masks.take()
+    masks.begin([matcher])
+    assert (masks.take()[0] == pack(matcher.mask(VOCAB))).all()
     masks.close()
