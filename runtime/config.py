@@ -111,7 +111,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_jump_forward: Annotated[
         bool, _help("take a step for every token that a grammar forces")
     ] = False
-    grammar_timeout: Annotated[float, _help("seconds that compiling one grammar may take")] = 5.0
+    grammar_timeout: Annotated[
+        float, _help("seconds of a processor that compiling one grammar may take")
+    ] = 5.0
     grammar_memory: Annotated[
         str, _help("memory that compiling one grammar may take, as 512M or 4G")
     ] = "1G"

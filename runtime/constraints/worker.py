@@ -1,9 +1,9 @@
 """The process in which new grammars are tried: `python -m boughs.runtime.constraints`.
 
 It holds the tokenizer, reads one job a line on its standard input, and forks for each a child that
-has bounded memory, stack and time. A child that breaks a bound is gone, and nothing else is. The
-process has no threads, so that forking is safe; it ends with its input. This module knows no
-requests and no models.
+has bounded memory, stack and processor time. A child that breaks a bound is gone, and nothing else
+is. The process has no threads, so that forking is safe; it ends with its input. This module knows
+no requests and no models.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ STACK = 1 << 20
 NICE = 5
 """How much further back than the core a trial stands in the queue for a processor."""
 
+PATIENCE = 20
+"""How many times its seconds a trial may last: where others want the processors, it waits."""
+
 _NO_STACK = "it is nested too deeply or has too many parts: its compiler runs out of stack"
 _ENDINGS = {
     signal.SIGSEGV: _NO_STACK,
@@ -63,7 +66,7 @@ class Answer(msgspec.Struct):
 
 
 class Bounds(NamedTuple):
-    """What one trial may take: seconds, and bytes of memory beyond the tokenizer's."""
+    """What one trial may take: seconds of a processor, and bytes beyond the tokenizer's."""
 
     seconds: float
     memory: int
@@ -97,11 +100,11 @@ def main() -> int:
     def attempt(job: Job) -> Verdict:
         return try_source(tokenizer, args.vocab_size, job.kind, job.source, job.form, eos=eos)
 
-    _Server(attempt, bounds).run()
+    Server(attempt, bounds).run()
     return 0
 
 
-class _Server:
+class Server:
     """Reads jobs, forks trials, writes answers."""
 
     def __init__(self, attempt: Attempt, bounds: Bounds) -> None:
@@ -148,7 +151,8 @@ class _Server:
         if pid == 0:
             _run_trial(self._attempt, job, self._bounds, to_us)
         os.close(to_us)
-        self._children[end] = _Child(job, pid, time.monotonic() + self._bounds.seconds)
+        deadline = time.monotonic() + PATIENCE * self._bounds.seconds
+        self._children[end] = _Child(job, pid, deadline)
 
     def _read_child(self, end: int) -> None:
         child = self._children[end]
@@ -163,9 +167,15 @@ class _Server:
             self._write(bytes(child.made))
             return
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        how = _ENDINGS.get(signal.Signals(number)) if number else None
-        what = how or f"its compiler ended with status {status}"
-        self._answer(Answer(child.job.id, error=f"{child.job.kind}: {what}", final=how is not None))
+        if number == signal.SIGPROF:
+            seconds = self._bounds.seconds
+            self._fail(
+                child, f"it takes more than {seconds:g} seconds to compile (grammar_timeout)"
+            )
+        elif number in _ENDINGS:
+            self._fail(child, _ENDINGS[signal.Signals(number)], final=True)
+        else:
+            self._fail(child, f"its compiler ended with status {status}")
 
     def _kill(self, end: int, child: _Child) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -173,8 +183,12 @@ class _Server:
         os.waitpid(child.pid, 0)
         del self._children[end]
         os.close(end)
-        what = f"takes more than {self._bounds.seconds:g} seconds to compile (grammar_timeout)"
-        self._answer(Answer(child.job.id, error=f"{child.job.kind}: it {what}", final=False))
+        seconds = PATIENCE * self._bounds.seconds
+        self._fail(child, f"no processor was free to compile it within {seconds:g} seconds")
+
+    def _fail(self, child: _Child, why: str, *, final: bool = False) -> None:
+        error = f"{child.job.kind}: {why}"
+        self._answer(Answer(child.job.id, error=error, final=final))
 
     def _answer(self, answer: Answer) -> None:
         self._write(msgspec.json.encode(answer))
@@ -201,15 +215,17 @@ def _run_trial(attempt: Attempt, job: Job, bounds: Bounds, to_us: int) -> None:
 
 
 def _bound(bounds: Bounds) -> None:
-    """Bound this process's memory, stack and time, let it leave no core file, and go last."""
+    """Bound this process's memory, stack and time, let it leave no core file, and go last.
+
+    The time is that of processors: what a grammar takes, however busy the machine is.
+    """
     os.nice(NICE)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     own = pages * resource.getpagesize()
-    seconds = int(bounds.seconds) + 1  # where nobody is left to kill it
+    signal.setitimer(signal.ITIMER_PROF, bounds.seconds)  # its SIGPROF ends the process
     for what, most in (
         (resource.RLIMIT_AS, own + bounds.memory),
         (resource.RLIMIT_STACK, STACK),
-        (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_CORE, 0),
     ):
         _, hard = resource.getrlimit(what)

@@ -38,6 +38,38 @@ def test_a_trial_that_takes_too_long_is_killed_and_the_next_one_runs(compiler_of
     assert not grammars.matcher("regex", "a").complete
 
 
+ATTEMPTS = """
+import time
+from boughs.runtime.constraints import worker
+from boughs.runtime.constraints.trial import Verdict
+
+def attempt(job):
+    if job.source == "spins":
+        while True:
+            pass
+    time.sleep(float(job.source))
+    return Verdict(job.source)
+
+worker.PATIENCE = 40
+worker.Server(attempt, worker.Bounds(0.1, 1 << 30)).run()
+"""
+
+
+def test_a_trial_is_bounded_by_the_processor_time_that_it_takes():
+    """As on a machine so busy that it hardly runs: what waits for long is not refused."""
+    trials = Trials([sys.executable, "-c", ATTEMPTS])
+    with ThreadPoolExecutor(3) as threads:
+        spins, waits, waits_long = threads.map(
+            lambda source: trials.run("regex", source), ("spins", "0.5", "1000")
+        )
+    trials.close()
+    assert waits.grammar == "0.5"
+    assert "takes more than 0.1 seconds to compile (grammar_timeout)" in spins.error
+    assert "no processor was free to compile it within 4 seconds" in waits_long.error
+    assert not spins.final
+    assert not waits_long.final
+
+
 def test_a_trial_that_takes_too_much_memory_fails_and_the_next_one_runs(compiler_of):
     grammars = compiler_of(memory=8 << 20)
     with pytest.raises(GrammarError, match="json_schema: it takes more memory"):
