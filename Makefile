@@ -50,6 +50,7 @@ bench-kernels: model
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/pieces.py
 	$(BIN)/python benchmarks/linear.py
+	$(BIN)/python benchmarks/steps.py
 	$(if $(PEER),$(BIN)/python benchmarks/peers.py --peer $(PEER))
 
 clean:

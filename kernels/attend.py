@@ -17,18 +17,29 @@ from .batch import AttentionBatch
 from .calls import (
     Words,
     callable_by_address,
+    elements_at,
     floats_at,
     heads_at,
     int_rows_at,
     ints_at,
-    pages_at,
     rows_at,
     words_at,
 )
 from .compiled import Callee, compiled, sources
+from .elements import ELEMENTS
 from .merge import merge_parts
 from .paged import run_pieces
-from .row_calls import KEYS, MEMORY, PLACES, PLANE, ROWS, VALUES
+from .row_calls import (
+    KEY_SCALES,
+    KEYS,
+    MEMORY,
+    PLACES,
+    PLANE,
+    ROWS,
+    SCALE_PLANE,
+    VALUE_SCALES,
+    VALUES,
+)
 from .weight import Floats
 
 (
@@ -105,13 +116,16 @@ def _result(args: Words, step: Words, record: Words) -> Floats:
 
 
 @cache
-def attend() -> Any:
-    """Pieces of attention.
+def attend(kv_dtype: torch.dtype) -> Any:
+    """Pieces of attention over a cache of that dtype.
 
     args: offset of the queries [T, H D]; offset of the result; H, K, D; the layer; offset of the
     result where rows are not in order; word of the step that holds the address of the record.
     """
-    version, run_some = sources(), Callee(run_pieces(torch.float32), "float32")
+    version, kind = sources(), ELEMENTS[kv_dtype]
+    run_some = Callee(run_pieces(kv_dtype), kv_dtype)
+    stored_at = Callee(elements_at(kind.stored), kv_dtype)
+    scaled = int(kind.scaled)
 
     def run(args: Words, step: Words, task: int, tasks: int) -> None:
         version  # noqa: B018 -- see `callable_by_address`
@@ -119,12 +133,14 @@ def attend() -> Any:
         heads, kv_heads, dim = args[2], args[3], args[4]
         start = step[MEMORY] + 4 * step[ROWS] * args[0]
         shift, shape = args[5] * step[PLANE], (record[NUM_PAGES], record[PAGE_SIZE], kv_heads, dim)
+        scales, count = args[5] * step[SCALE_PLANE], shape[0] * shape[1] * shape[2] * scaled
         starts, scale = words_at(record[STARTS], tasks + 1), floats_at(record[SCALE], 2)
         run_some(
             int_rows_at(record[PIECES], record[NUM_PIECES], 9), starts[task], starts[task + 1],
             heads_at(start, step[ROWS], heads, dim),
-            pages_at(step[KEYS] + shift, shape), pages_at(step[VALUES] + shift, shape),
-            floats_at(step[KEYS], 0), floats_at(step[VALUES], 0),  # float32 has no scales
+            stored_at(step[KEYS] + shift, shape), stored_at(step[VALUES] + shift, shape),
+            floats_at(step[KEY_SCALES] + scales, count),
+            floats_at(step[VALUE_SCALES] + scales, count),
             ints_at(record[KV_INDPTR], record[NUM_INDPTR]),
             ints_at(record[KV_INDICES], record[NUM_INDICES]),
             record[WINDOW], scale[0], scale[1], _result(args, step, record),

@@ -10,6 +10,7 @@ This module knows no kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,12 @@ def heads_at(address: int, rows: int, heads: int, dim: int) -> NDArray[np.float3
     return carray(_floats(address), (rows, heads, dim), np.float32)  # type: ignore[no-any-return]
 
 
-@compiled
-def pages_at(address: int, shape: tuple[int, int, int, int]) -> NDArray[np.float32]:
-    """Float32 of a shape of four numbers at an address."""
-    return carray(_floats(address), shape, np.float32)  # type: ignore[no-any-return]
+@cache
+def elements_at(stored: Any) -> Callable[..., NDArray[Any]]:
+    """A compiled function: an array of a shape, of elements as numba has them, at an address."""
+    pointer = _pointer(stored)
+
+    def at(address: int, shape: tuple[int, ...]) -> NDArray[Any]:
+        return carray(pointer(address), shape)  # type: ignore[no-any-return]
+
+    return compiled(at)

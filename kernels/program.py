@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from . import attend, row_calls
@@ -20,7 +21,19 @@ from .calls import Words
 from .emit import LANES
 from .kv_cache import KVCache
 from .linear import Linear
-from .row_calls import GATES, KEYS, MEMORY, PLANE, ROWS, SLOTS, VALUES
+from .row_calls import (
+    GATES,
+    KEY_SCALES,
+    KEYS,
+    MEMORY,
+    PLANE,
+    ROWS,
+    SCALE_PLANE,
+    SLOTS,
+    STEP,
+    VALUE_SCALES,
+    VALUES,
+)
 from .team import run_calls, share
 from .weight import GROUP, Floats
 from .workers import Workers
@@ -81,9 +94,11 @@ class Program:
 
     Args:
         workers: The threads. What is computed does not depend on their number.
+        kv_dtype: Of the caches that it is run over: one of `elements.ELEMENTS`.
     """
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, kv_dtype: torch.dtype = torch.float32) -> None:
+        self.kv_dtype = kv_dtype
         self._workers = workers
         self._calls: list[tuple[int, int]] = []
         self._costs: list[tuple[float, float]] = []  # nanoseconds: fixed, and of each row
@@ -162,11 +177,11 @@ class Program:
         record = self._word(window)
         args = [qkv.offset, qkv.width, *heads, rope.rotated, self._word(rope.name), layer]
         args += [self._address(norm.numbers()) if norm else 0, queries.offset, record]
-        self._call(row_calls.rotate(), np.array(args), (0.0, ROTATE * qkv.width))
+        self._call(row_calls.rotate(self.kv_dtype), np.array(args), (0.0, ROTATE * qkv.width))
         self._attention.append((len(self._calls), window))
         args = [queries.offset, out.offset, *heads, layer, found.offset, record]
-        for kernel in (attend.attend, attend.merge, attend.reorder):
-            self._call(kernel(), np.array(args))
+        for kernel in (attend.attend(self.kv_dtype), attend.merge(), attend.reorder()):
+            self._call(kernel, np.array(args))
         return out
 
     def gate(self, x: Buffer, name: str) -> Buffer:
@@ -183,7 +198,7 @@ class Program:
         return out
 
     def _word(self, name: str | int) -> int:
-        return self._words.setdefault(name, PLANE + 1 + len(self._words))
+        return self._words.setdefault(name, STEP + len(self._words))
 
     def _address(self, numbers: Floats) -> int:
         self._keep.append(numbers)
@@ -211,7 +226,7 @@ class Program:
 
         Args:
             x: [T, width].
-            kv: The cache, in float32 and on the CPU.
+            kv: The cache, in the program's dtype and on the CPU.
             slots: int64 [T], the row of the cache of each token.
             angles: Of each rope: cosines and sines, [2, T, rotated / 2].
             records: Of each window.
@@ -219,11 +234,14 @@ class Program:
         rows = len(x)
         if self._memory.size < rows * self._width:
             self._memory = np.empty(rows * self._width, np.float32)
-        step = np.zeros(PLANE + 1 + len(self._words), np.int64)
+        step = np.zeros(STEP + len(self._words), np.int64)
         slots = np.ascontiguousarray(slots)
-        keys, values = kv.k(0), kv.v(0)
         step[[ROWS, MEMORY, SLOTS]] = rows, self._memory.ctypes.data, slots.ctypes.data
-        step[[KEYS, VALUES, PLANE]] = keys.data_ptr(), values.data_ptr(), 2 * keys.nbytes
+        for words, (keys, values) in (
+            ([KEYS, VALUES, PLANE], (kv.k(0), kv.v(0))),
+            ([KEY_SCALES, VALUE_SCALES, SCALE_PLANE], (kv.k_scales(0), kv.v_scales(0))),
+        ):
+            step[words] = keys.data_ptr(), values.data_ptr(), 2 * keys.nbytes
         for name, word in self._words.items():
             step[word] = (
                 angles[name].ctypes.data if isinstance(name, str) else records[name].address

@@ -11,16 +11,22 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 
-from .calls import Words, callable_by_address, floats_at, rows_at, words_at
-from .compiled import compiled, sources
+from .calls import Words, callable_by_address, elements_at, floats_at, rows_at, words_at
+from .compiled import Callee, compiled, sources
+from .elements import ELEMENTS
 from .emit import LANES
 from .lanes import GELU_TANH, SILU, activate, sum_squares
+from .store import STORES
 from .weight import Floats
 
-ROWS, MEMORY, SLOTS, KEYS, VALUES, PLANE = range(6)
+(
+    ROWS, MEMORY, SLOTS, KEYS, VALUES, PLANE, KEY_SCALES, VALUE_SCALES, SCALE_PLANE, STEP,
+) = range(10)  # fmt: skip
 """Words of a step: T; addresses of the program's memory, of the slots, of the keys and values of
-the first layer; bytes from one layer's to the next."""
+the first layer; bytes from one layer's to the next; the same of their scales, and their bytes. From
+STEP on a program has words of its own."""
 
 PLACES = 15
 """Word of attention's record: address of where each row's queries go, or 0; see `attend`."""
@@ -70,8 +76,8 @@ def _inverse_root(x: Floats, start: int, width: int, eps: float) -> float:
 
 
 @cache
-def rotate() -> Any:
-    """Norm and rotation of queries and keys; keys and values go into the cache.
+def rotate(kv_dtype: torch.dtype) -> Any:
+    """Norm and rotation of queries and keys; keys and values go into a cache of that dtype.
 
     args: offset and width of a buffer of queries, keys and values; H, K, D; how many elements of a
     head are rotated; word of the step that holds the address of cosines and sines
@@ -79,7 +85,10 @@ def rotate() -> Any:
     every head and epsilon, or 0; offset of the queries [T, H D] that are made; word of the step
     that holds the address of attention's record.
     """
-    version = sources()
+    version, kind = sources(), ELEMENTS[kv_dtype]
+    store = Callee(STORES[kv_dtype], kv_dtype)
+    stored_at = Callee(elements_at(kind.stored), kv_dtype)
+    width, scaled = kind.stored.bitwidth // 8, int(kind.scaled)
 
     def run(args: Words, step: Words, task: int, tasks: int) -> None:
         version  # noqa: B018 -- see `callable_by_address`
@@ -97,20 +106,24 @@ def rotate() -> Any:
                     weight = floats_at(args[8], turned + 1)
                     scale = _inverse_root(row, start, dim, weight[turned])
                     for j in range(start, start + dim):
-                        row[j] *= scale * weight[j]
+                        row[j] = row[j] * scale * weight[j]
                 for j in range(half):
                     a, b = row[start + j], row[start + half + j]
                     row[start + j] = a * cos[j] - b * sin[j]
                     row[start + half + j] = b * cos[j] + a * sin[j]
-            shift = args[7] * step[PLANE] + slots[i] * size * 4
-            keys = floats_at(step[KEYS] + shift, size)
-            values = floats_at(step[VALUES] + shift, size)
             place = words_at(places, len(rows))[i] if places else i
             for j in range(heads * dim):
                 queries[place, j] = row[j]
-            for j in range(size):
-                keys[j] = row[heads * dim + j]
-                values[j] = row[turned + j]
+            shift = args[7] * step[PLANE] + slots[i] * size * width
+            scales = args[7] * step[SCALE_PLANE] + slots[i] * kv_heads * 4
+            for start, to, scale in (
+                (heads * dim, step[KEYS], step[KEY_SCALES]),
+                (turned, step[VALUES], step[VALUE_SCALES]),
+            ):
+                store(
+                    row[start : start + size], stored_at(to + shift, (size,)),
+                    floats_at(scale + scales, kv_heads * scaled), dim,
+                )  # fmt: skip
 
     return callable_by_address(run)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from boughs.kernels import bitmask, filters, ops
 from boughs.kernels.backend import AttentionBackend, choose_backend, make_backend
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.cpu import CpuBackend
 from boughs.kernels.filters import Filters
 from boughs.kernels.flashinfer import FlashInferBackend
 from boughs.kernels.flashinfer_ops import FlashInferFilters, FlashInferOps
@@ -90,7 +91,13 @@ class ModelRunner:
             small = FlashInferOps(where.gpu.flashinfer)
             self.filters = FlashInferFilters(where.gpu.flashinfer)
         maker = make_maker(config.quantize, where.dtype, where.device, threads)
-        self.model = load_model(folder, config.context_length, maker=maker, ops=small)
+        self.model = load_model(
+            folder,
+            config.context_length,
+            maker=maker,
+            ops=small,
+            kv_dtype=where.kv_dtype if chosen == CpuBackend.name else None,
+        )
         self.weights_name = maker.describe()
         self.vocab_size = shape.vocab_size
         self.eos_token_ids = tuple(shape.eos_token_ids)

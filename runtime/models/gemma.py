@@ -71,7 +71,7 @@ class Gemma:
             if config.tie_word_embeddings
             else files.table(f"{root}lm_head", vocab, hidden)
         )
-        self._program = record(self._layers[0].attention.qkv, self._record)
+        self._program = record(self._layers[0].attention.qkv, self._record, files.kv_dtype)
         self._logit_cap = details.final_logit_softcapping
         files.ignore(r"(.*\.)?lm_head\.weight")  # of a tied model
         files.ignore(r"(vision_tower|multi_modal_projector)\..*")

@@ -87,7 +87,7 @@ class Llama:
         )
         files.ignore(r"lm_head\.weight")  # of a tied model
         files.ignore(r".*\.rotary_emb\.inv_freq")  # old tables
-        self._program = record(self._layers[0].attention.qkv, self._record)
+        self._program = record(self._layers[0].attention.qkv, self._record, files.kv_dtype)
         self.recordable = all(isinstance(layer.mlp, GatedMlp) for layer in self._layers)
 
     @torch.inference_mode()

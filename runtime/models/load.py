@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from boughs.kernels.ops import TORCH, Ops
 from boughs.lang.errors import NotFound
 
@@ -49,6 +51,7 @@ def load_model(
     *,
     maker: LayerMaker | None = None,
     ops: Ops = TORCH,
+    kv_dtype: torch.dtype | None = torch.float32,
 ) -> Model:
     """The model in `folder`, which `store.resolve` gave.
 
@@ -58,6 +61,8 @@ def load_model(
             it was made for. Angles that depend on the length are those of this one for good.
         maker: Makes its linear layers; default on the CPU, as the files have them, for one thread.
         ops: What its layers compute with, beside matrices and attention.
+        kv_dtype: Of the cache over which its layers are compiled as one list of calls, where they
+            can be; over others, and with None, they run one by one.
 
     Raises:
         NotFound: There is no config, or there are no weights.
@@ -70,7 +75,7 @@ def load_model(
     sketch = TensorFiles(source, None, ops)
     make(config, sketch)
     sketch.finish()
-    return make(config, TensorFiles(source, maker or PackedMaker("auto", 1), ops))
+    return make(config, TensorFiles(source, maker or PackedMaker("auto", 1), ops, kv_dtype))
 
 
 def _source(folder: Path) -> Source:

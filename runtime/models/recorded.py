@@ -37,7 +37,7 @@ class Recorded:
 
     def takes(self, kv: KVCache, attention: AttentionBackend) -> bool:
         """Whether attention can be a call of it."""
-        return isinstance(attention, CpuBackend) and kv.dtype == torch.float32
+        return isinstance(attention, CpuBackend) and kv.dtype == self.program.kv_dtype
 
     def run(
         self,
@@ -62,15 +62,18 @@ class Recorded:
         return torch.from_numpy(self.program.run(x.numpy(), kv, slots.numpy(), turns, records))
 
 
-def record(layer: Layer, layers: Record) -> Recorded | None:
+def record(layer: Layer, layers: Record, kv_dtype: torch.dtype | None) -> Recorded | None:
     """The program that `layers` records, if it can be.
 
     Args:
         layer: Any linear layer of the model, whose threads compute.
         layers: Records the model.
+        kv_dtype: Of the cache that it will be run over; None where it will not be.
     """
+    if kv_dtype is None:
+        return None
     try:
-        program = Program(packed(layer).workers)
+        program = Program(packed(layer).workers, kv_dtype)
         into, out = layers(program)
     except Unrecordable as reason:
         log.debug("layers run one by one: there is no call for %s", reason)

@@ -61,15 +61,23 @@ class TensorFiles:
             Without, nothing is read: tensors have shapes only (torch's `meta` device), and layers
             cannot compute.
         ops: What the modules that are made of them compute with.
+        kv_dtype: Of the cache that layers are compiled for, where there is one.
 
     Attributes:
         device: Where tensors are given out.
-        ops: As given.
+        ops, kv_dtype: As given.
     """
 
-    def __init__(self, source: Source, maker: LayerMaker | None, ops: Ops = TORCH) -> None:
+    def __init__(
+        self,
+        source: Source,
+        maker: LayerMaker | None,
+        ops: Ops = TORCH,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.device = maker.device if maker else torch.device("meta")
         self.ops = ops
+        self.kv_dtype = kv_dtype
         self._source = source
         self._maker = maker
         self._names = source.names

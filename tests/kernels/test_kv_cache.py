@@ -8,9 +8,10 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from boughs.kernels.kv_cache import KVCache
+from boughs.kernels.store import STORES
 
 Order = namedtuple("Order", ["source", "destination", "rows"])
 
@@ -118,6 +119,26 @@ def test_what_int8_cannot_hold_shows(bad):
     assert not keys[0].any()
 
 
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.floats(width=32), min_size=HEADS * DIM, max_size=HEADS * DIM))
+@example([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 3.4e38, 1e-40, -0.0])  # halfway, and at the ends
+@pytest.mark.parametrize("dtype", STORES, ids=str)
+def test_calls_of_a_program_round_as_a_write_does(dtype, numbers):
+    row = torch.tensor(numbers).view(1, HEADS, DIM)
+    cache = KVCache(1, 1, 1, HEADS, DIM, dtype)
+    cache.write(0, torch.tensor([0]), row, row)
+    other = KVCache(1, 1, 1, HEADS, DIM, dtype)
+    stored, _, scales, _ = other.arrays(0)
+    STORES[dtype](row.flatten().numpy(), stored.reshape(-1), scales, DIM)
+    assert torch.equal(cache.k_scales(0).nan_to_num(-1.0), other.k_scales(0).nan_to_num(-1.0))
+    expected, found = cache.k(0), other.k(0)
+    if dtype.is_floating_point:
+        assert torch.equal(expected.isnan(), found.isnan())
+        there = ~expected.isnan()
+        expected, found = expected[there], found[there]
+    assert torch.equal(expected, found)
+
+
 def test_bytes_of_a_page():
     shape = (3, 16, 2, 64)
     sizes = [KVCache.bytes_per_page(*shape, t) for t in (torch.float32, torch.bfloat16, torch.int8)]
@@ -148,6 +169,7 @@ def test_zero_pages_cost_no_memory():
     script = """
 import resource, torch
 from boughs.kernels.kv_cache import KVCache
+from boughs.kernels.store import STORES
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 cache = KVCache(4, 4096, 16, 8, 128)  # 2 GiB
 cache.write(3, torch.tensor([1000]), torch.ones(1, 8, 128), torch.ones(1, 8, 128))

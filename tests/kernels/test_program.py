@@ -23,6 +23,9 @@ HIDDEN, INNER = 64, 96
 EPS = 1e-5
 
 
+KINDS = [torch.float32, torch.bfloat16, torch.int8]
+
+
 def draw(seed, *shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -116,9 +119,11 @@ class Step:
         )
         self.pages = next(free)
 
-    def cache(self):
-        kv = KVCache(2, self.pages, 4, HEADS[1], HEADS[2])
-        kv._data.copy_(draw(20, *kv._data.shape))
+    def cache(self, kind=torch.float32):
+        kv = KVCache(2, self.pages, 4, HEADS[1], HEADS[2], kind)
+        for layer in range(2):
+            k, v = draw(20 + layer, 2, self.pages * 4, *HEADS[1:])
+            kv.write(layer, torch.arange(self.pages * 4), k, v)
         return kv
 
 
@@ -162,6 +167,74 @@ def test_rows_that_cascade_puts_in_another_order():
     found = block.run(x, step, kv)
     assert block.backend.records(kv)[0].tasks[2], "these requests share enough for a cascade"
     torch.testing.assert_close(found, block.expected(x, step, other), atol=2e-5, rtol=2e-5)
+
+
+class Mixing:
+    """Queries, keys and values of x and their attention: as calls, and one after another."""
+
+    def __init__(self, kind, window, rotated, *, cascade):
+        heads, kv_heads, dim = HEADS
+        self.qkv = layer_of((heads + 2 * kv_heads) * dim, HIDDEN, 1, WORKERS[3])
+        self.rotated = rotated
+        config = AttentionConfig(heads, kv_heads, dim, 4, windows=(0, window))
+        self.backend = make_backend("cpu", config, threads=2, cascade=cascade, kv_dtype=kind)
+        self.program = Program(WORKERS[3], kind)
+        x = self.program.buffer("x", HIDDEN)
+        qkv = self.program.linear(self.qkv, x, "qkv")
+        rope = Rope("r", rotated)
+        mixed = self.program.attention(qkv, HEADS, 1, window=window, rope=rope)
+        self.program.finish(x, mixed)
+
+    def check(self, x, step):
+        """Both give the same, to the last bit, and write the same."""
+        heads, kv_heads, dim = HEADS
+        frequencies = 0.3 ** torch.arange(self.rotated // 2)
+        radians = step.positions[:, None].float() * frequencies
+        angles = TORCH.angles(radians, 1.0, torch.float32)
+        self.backend.plan(step.batch)
+        kind = self.program.kv_dtype
+        kv, other = step.cache(kind), step.cache(kind)
+        turns = {"r": torch.cat(angles).numpy()}
+        records = self.backend.records(kv)
+        found = self.program.run(x.numpy(), kv, step.slots.numpy(), turns, records)
+        both = self.qkv(x).view(len(x), -1, dim)
+        turned = TORCH.rotate(both[:, : heads + kv_heads], heads, angles)
+        other.write(1, step.slots, turned[:, heads:], both[:, heads + kv_heads :])
+        expected = self.backend.run(1, turned[:, :heads], other).flatten(1)
+        assert torch.equal(kv._data, other._data)
+        assert torch.equal(kv._scales, other._scales)
+        assert torch.equal(torch.from_numpy(found), expected)
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=str)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[(0, 16, False), (5, 8, False), (0, 16, True)], ids=str)
+def mixing(kind, request):
+    window, rotated, cascade = request.param
+    return Mixing(kind, window, rotated, cascade=cascade)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.sampled_from([1, 1, 1, 2, 7, 40])), min_size=1, max_size=6
+    ),
+    st.integers(-20, 20),
+    st.integers(0, 99),
+)
+def test_is_what_layers_compute_to_the_last_bit(mixing, requests, size, seed):
+    step = Step(requests)
+    mixing.check(draw(seed, len(step.slots), HIDDEN) * 2.0**size, step)
+
+
+def test_is_that_where_cascade_reorders_rows(kind):
+    mixing = Mixing(kind, 0, 16, cascade=True)
+    step = Step([(3, 1), (400, 1), (9, 5), (401, 1), (402, 1), (405, 1)], shared=96)
+    mixing.check(draw(0, len(step.slots), HIDDEN), step)
+    assert mixing.backend.records(step.cache(kind))[0].tasks[2], "these share enough for a cascade"
 
 
 @pytest.mark.parametrize("threads", sorted(WORKERS))

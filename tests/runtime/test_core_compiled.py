@@ -8,6 +8,9 @@ from pathlib import Path
 SCRIPT = """
 import sys
 import boughs
+from boughs.kernels.attend import attend
+from boughs.kernels.paged import run_pieces
+from boughs.kernels.row_calls import rotate
 from numba.core.dispatcher import Dispatcher
 
 compile = Dispatcher.compile
@@ -30,6 +33,8 @@ def main(folder, kind):
         for temperature in (0, 1):
             params = {"regex": "[a-z]+", "max_new_tokens": 5, "temperature": temperature}
             engine.generate("Yes", params, return_logprob=True, logprob_start_len=0)
+    for kernel in (attend, rotate, run_pieces):
+        assert kernel.cache_info().currsize == 1, f"{kernel} is there for other caches, too"
 
 for folder in sys.argv[2:]:
     main(folder, sys.argv[1])
@@ -49,7 +54,7 @@ def test_no_request_waits_for_a_compiler(tiny_model, tmp_path):
     gemma = load("tiny_models").make_tiny_model(
         tmp_path / "gemma", model_type="gemma2", sliding_window=7
     )
-    for kind in ("int8", "float32"):
+    for kind in ("int8", "bfloat16", "float32"):
         found = subprocess.run(
             [sys.executable, "-c", SCRIPT, kind, str(tiny_model), str(gemma)],
             capture_output=True,
