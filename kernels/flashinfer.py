@@ -3,10 +3,10 @@
     https://docs.flashinfer.ai, read in the sources of 0.7.4
 
 FlashInfer plans on the host and runs on the device. What it does not check itself and would
-misread (page ids, lengths, types, memory that changes while it is copied) is refused here or cannot
-be. Requests of one row at the head of a batch, which are its decodes, go to the decode kernel, the
-rest to the prefill kernel. This module knows no model, and imports `flashinfer` nowhere: it is
-given it.
+misread (page ids, lengths, types, devices, memory that changes while it is copied) is refused here
+or cannot be. Requests of one row at the head of a batch, which are its decodes, go to the decode
+kernel, the rest to the prefill kernel. This module knows no model, and imports `flashinfer`
+nowhere: it is given it.
 """
 
 from __future__ import annotations
@@ -321,6 +321,11 @@ class FlashInferBackend:
             raise ValueError(
                 f"planned for {name_of(self._dtype)} over {name_of(self._kv_dtype)}, "
                 f"got {name_of(q.dtype)} over {name_of(kv.dtype)}"
+            )
+        if not q.device == kv.device == self._accelerator.device:
+            raise ValueError(
+                f"queries on {q.device} and a cache on {kv.device}, planned for "
+                f"{self._accelerator.device}"
             )
         if q.stride(-1) != 1:
             raise ValueError("the last dimension of the queries has gaps")

@@ -86,6 +86,7 @@ class KVCache:
         self.dtype = dtype
         # Zero throughout: a kernel may multiply a row that nobody wrote by a weight of zero.
         self._data = _zeros(shape, dtype, device)
+        self.device = self._data.device
         scales = shape[:-1] if self.scaled else (num_layers, 2, 0, page_size, num_kv_heads)
         self._scales = _zeros(scales, torch.float32, device)
         self._arrays: list[tuple[NDArray[Any], ...]] = []

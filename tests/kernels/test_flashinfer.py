@@ -81,7 +81,7 @@ class World:
     def expected(self, batch, layer, q):
         reference = ReferenceBackend(self.config, "the truth")
         reference.plan(batch)
-        return reference.run(layer, q, self.kv)
+        return reference.run(layer, q.double(), self.kv).to(self.dtype)
 
     def made(self, name):
         return [given for called, given in self.module.calls if called.endswith(name)]
@@ -101,16 +101,17 @@ requests = st.lists(
     st.sampled_from([0.0, 20.0]),
     st.sampled_from([torch.float16, torch.bfloat16]),
     st.sampled_from([None, torch.float8_e4m3fn, torch.float8_e5m2]),
+    st.sampled_from([64, 128]),
 )
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_any_batch_equals_the_reference(
-    others, decodes, page_size, group, windows, soft_cap, dtype, kv_dtype
+    others, decodes, page_size, group, windows, soft_cap, dtype, kv_dtype, head_dim
 ):
     world = World(
         dtype=dtype, kv_dtype=kv_dtype, group=group, page_size=page_size, windows=windows,
-        soft_cap=soft_cap, pages=2 + 40 // page_size, kv_heads=1,
+        soft_cap=soft_cap, pages=2 + 40 // page_size, kv_heads=1, head_dim=head_dim,
     )  # fmt: skip
     for seed in range(2):  # a second plan of the same wrappers
         batch = world.batch([(7 + i, 1) for i in range(decodes)] + others, seed)
@@ -160,18 +161,24 @@ def test_tensor_cores_are_used_from_groups_of_four_on(group):
     st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=5),
     st.sampled_from([(), (0, 3)]),
     st.integers(1, 8),
+    st.sampled_from([64, 128]),
+    st.sampled_from([1, 4, 16]),
+    st.sampled_from([None, torch.float8_e4m3fn]),
 )
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_a_replay_equals_an_eager_run(steps, windows, group):
-    world = World(windows=windows, group=group, kv_heads=1)
-    world.backend.prepare_graphs([1, 2, 4], pages=10)
+def test_a_replay_equals_an_eager_run(steps, windows, group, head_dim, page_size, kv_dtype):
+    world = World(
+        windows=windows, group=group, kv_heads=1, head_dim=head_dim, page_size=page_size,
+        kv_dtype=kv_dtype, pages=2 + 40 // page_size,
+    )  # fmt: skip
+    world.backend.prepare_graphs([1, 2, 4], pages=40 // page_size + 1)
     inputs, recordings = {}, {}
     for rows in (4, 2, 1):
-        nobody = AttentionBatch.from_requests([], [], [], 4).padded(rows)
+        nobody = AttentionBatch.from_requests([], [], [], page_size).padded(rows)
         world.backend.plan_graph(nobody, world.kv.num_pages)
-        inputs[rows] = torch.zeros(rows, world.config.num_heads, 64, dtype=torch.float16)
+        inputs[rows] = torch.zeros(rows, world.config.num_heads, head_dim, dtype=torch.float16)
         recordings[rows] = world.gpu.record(
             lambda r=rows: world.backend.run(1, inputs[r], world.kv)
         )
@@ -288,6 +295,11 @@ def test_run_refuses_what_was_not_planned():
         world.backend.run(0, q, KVCache(LAYERS, 12, 4, 2, 64, torch.bfloat16))
     with pytest.raises(ValueError, match="planned"):
         world.backend.run(0, q[:, :2], world.kv)
+    elsewhere = KVCache(LAYERS, 12, 4, 2, 64, torch.float16, torch.device("meta"))
+    with pytest.raises(ValueError, match="queries on meta and a cache on cpu, planned for cpu"):
+        world.backend.run(0, q.to("meta"), world.kv)
+    with pytest.raises(ValueError, match="queries on cpu and a cache on meta, planned for cpu"):
+        world.backend.run(0, q, elsewhere)
     with pytest.raises(ValueError, match="gaps"):
         world.backend.run(0, q.transpose(1, 2).contiguous().transpose(1, 2), world.kv)
     with pytest.raises(ValueError, match="in a pool of 2"):

@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings, strategies as st
 
-from boughs.kernels import flashinfer, flashinfer_cascade, flashinfer_limits
+from boughs.kernels import flashinfer, flashinfer_cascade, flashinfer_limits, ops
 from boughs.kernels.backend import Gpu
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.flashinfer_ops import FlashInferOps
+from boughs.kernels.reference import ReferenceBackend
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.core.core import Core
@@ -20,6 +22,8 @@ from boughs.runtime.core.inputs import StepInputs
 from boughs.runtime.core.placement import Placement
 from boughs.runtime.core.runner import ModelRunner
 from boughs.runtime.messages import Abort, Outputs, Ready, Shutdown, Submit
+from boughs.runtime.models import layers
+from boughs.runtime.models.load import load_config
 
 
 def load(name):
@@ -32,14 +36,30 @@ def load(name):
 
 fakes, tiny = load("fake_flashinfer"), load("tiny_models")
 EOS = 2
+FLOAT32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+KINDS = {
+    "float32": (FLOAT32, FLOAT32),  # the real kernels lack it; tokens are those of the CPU's own
+    "bfloat16": (BF16, BF16),
+    "float16": (FP16, FP16),
+    "bfloat16 over fp8_e4m3": (BF16, torch.float8_e4m3fn),
+    "float16 over fp8_e5m2": (FP16, torch.float8_e5m2),
+}
+"""Of activations, and of the cache."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_and_exact():
-    """In float32, which the real kernels lack, tokens are the same in whatever order one adds."""
+    """A row's result does not depend on the batch, so that tokens can be compared in any kind."""
+
+    def linear(x, weight, bias):
+        return torch.nn.functional.linear(
+            x.double(), weight.double(), None if bias is None else bias.double()
+        ).to(x.dtype)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flashinfer, "WORKSPACE", 1 << 16)
-        patch.setattr(flashinfer_limits, "DTYPES", (torch.float32,))
+        patch.setattr(flashinfer_limits, "DTYPES", (FLOAT32, BF16, FP16))
+        patch.setattr(layers, "linear", linear)
         yield
 
 
@@ -60,18 +80,21 @@ def gemma(tmp_path_factory):
     )  # fmt: skip
 
 
-def placement():
-    """A GPU that is none, in float32."""
-    cuda = fakes.FakeCuda()
-    module = fakes.FakeFlashInfer(cuda, (torch.float32,))
-    dtype = torch.float32
-    return Placement(cuda.device, dtype, dtype, 64, "a test", Gpu(cuda, module, "", dtype, dtype))
+def placement(kind="float32"):
+    """A GPU that is none."""
+    cuda, (dtype, kv_dtype) = fakes.FakeCuda(), KINDS[kind]
+    module = fakes.FakeFlashInfer(cuda, (dtype,))
+    gpu = Gpu(cuda, module, "", dtype, kv_dtype)
+    return Placement(cuda.device, dtype, kv_dtype, 64, "a test", gpu)
 
 
 def make_core(folder, where, *, pages=40, page_size=4, **config):
+    width = where.kv_dtype.itemsize if where else 4
+    shape = load_config(folder)
+    token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * width
     config = EngineConfig(
         model_path=str(folder), page_size=page_size, check_invariants=True, threads=1,
-        kv_memory=str(pages * page_size * 2 * 2 * 64 * 4), **config,
+        kv_memory=str(pages * page_size * token), **config,
     )  # fmt: skip
     if where is not None and config.max_batched_tokens:
         where = replace(where, max_batched_tokens=config.max_batched_tokens)
@@ -108,10 +131,27 @@ def submit(key, prompt, count, **params):
     )
 
 
-def alone(folder, requests):
-    """What each gets by itself on the CPU."""
-    core = make_core(folder, None, device="cpu")
-    return {r.key: run(core, [[r]])[r.key] for r in requests}
+def alone(folder, requests, kind="float32"):
+    """What each gets by itself: from the CPU's kernels, or in that kind from the reference.
+
+    The reference is in float64, over the same rounded cache and with the same small kernels.
+    """
+    if kind == "float32":
+        core = make_core(folder, None, device="cpu")
+        return {r.key: run(core, [[r]])[r.key] for r in requests}
+    where, attend = placement(kind), ReferenceBackend.run
+
+    def attend_exactly(self, layer, q, kv):
+        return attend(self, layer, q.double(), kv).to(q.dtype)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "TORCH", FlashInferOps(where.gpu.flashinfer))
+        patch.setattr(ReferenceBackend, "run", attend_exactly)
+        core = make_core(folder, where, attention_backend="reference")
+        made = {r.key: run(core, [[r]])[r.key] for r in requests}
+    assert core.runner.kv.dtype == KINDS[kind][1]
+    assert not any("Wrapper" in name for name, _ in where.gpu.flashinfer.calls)
+    return made
 
 
 @st.composite
@@ -132,6 +172,7 @@ def loads(draw):
     return requests, schedule, aborted
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @given(
     loads(),
     st.sampled_from([1, 4, 16]),
@@ -141,16 +182,16 @@ def loads(draw):
 )
 @settings(max_examples=15, deadline=None, phases=[Phase.generate])  # shrinking takes too long
 def test_random_loads_get_the_tokens_that_each_request_gets_alone(
-    folder, load, page_size, budget, most, eager
+    folder, kind, load, page_size, budget, most, eager
 ):
     requests, schedule, aborted = load
-    where = placement()
+    where = placement(kind)
     core = make_core(
         folder, where, page_size=page_size, pages=12 + 2 * (48 // page_size),
         max_batched_tokens=budget, max_running_requests=most, disable_cuda_graph=eager,
     )  # fmt: skip
     made = run(core, schedule)
-    expected = alone(folder, requests)
+    expected = alone(folder, requests, kind)
     for request in requests:
         got = made.get(request.key, [])
         if request.key in aborted:
@@ -159,6 +200,38 @@ def test_random_loads_get_the_tokens_that_each_request_gets_alone(
             assert got == expected[request.key]
     core.check()
     assert core.scheduler.is_empty
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", range(1, 9))
+def test_heads_and_pages_of_all_sizes(tmp_path, group, head_dim, page_size):
+    """Chunks, mixed steps and replays, each shape in one of the kinds."""
+    kind = list(KINDS)[(group + head_dim // 64 + page_size) % len(KINDS)]
+    model = tiny.make_tiny_model(
+        tmp_path, heads=group, kv_heads=1, head_dim=head_dim, hidden_size=32 * group,
+        intermediate_size=96, max_position=128,
+    )  # fmt: skip
+    long, short = submit(0, range(3, 38), 6), submit(1, [7, 9], 9)
+    core = make_core(
+        model, placement(kind), page_size=page_size, pages=8 + 64 // page_size,
+        max_batched_tokens=17, max_running_requests=2,
+    )  # fmt: skip
+    assert run(core, [[long], [], [short]]) == alone(model, [long, short], kind)
+    assert any(recording.replays for recording in core.runner._graphs._recordings.values())
+
+
+def test_a_core_says_which_backend_it_has_and_why(folder, tmp_path):
+    limits = make_core(folder, placement("bfloat16 over fp8_e4m3")).limits
+    assert (limits.attention_backend, limits.kv_cache_dtype) == ("flashinfer", "float8_e4m3fn")
+    assert limits.attention_why == "auto: FlashInfer on a GPU"
+    narrow = tiny.make_tiny_model(tmp_path, head_dim=16, max_position=128)
+    core = make_core(narrow, placement())
+    assert core.limits.attention_backend == "reference"
+    assert core.limits.attention_why == (
+        "auto: FlashInfer has no kernel for heads of 16; there are 64, 128, 256"
+    )
+    assert run(core, [[submit(0, range(3, 20), 4)]]) == alone(narrow, [submit(0, range(3, 20), 4)])
 
 
 @pytest.mark.parametrize("disable_cascade", [False, True])
