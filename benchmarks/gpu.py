@@ -4,8 +4,10 @@
 
 Attention of one layer: decode is bound by reading (read the share of the bandwidth that summing up
 a large tensor reaches in the same run), prefill by multiplying (read the share of a large product
-of matrices). The engine: tokens a second of a batch of requests, transformers' `generate` on the
-same GPU in the same format beside it. Without a GPU it says so.
+of matrices). The same over a cache in float8. Decodes under a shared prefix that is read once,
+beside each reading it: from how many bytes saved on it is faster is what
+`flashinfer_cascade.SAVES` should be. The engine: tokens a second of a batch of requests,
+transformers' `generate` on the same GPU in the same format beside it. Without a GPU it says so.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from boughs.kernels import flashinfer_cascade
 from boughs.kernels.backend import AttentionConfig
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.flashinfer import FlashInferBackend
@@ -27,9 +31,13 @@ from boughs.kernels.flashinfer_load import NoFlashInfer, load_flashinfer
 from boughs.kernels.kv_cache import KVCache
 
 DTYPE, PAGE, LAYERS, ROUNDS = torch.bfloat16, 16, 4, 30
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 SHAPES = [(32, 8, 128), (9, 3, 64), (28, 4, 128)]  # heads, KV heads, width: groups 4, 3, 7
 DECODES = [(b, 1, length) for b in (1, 8, 64, 256) for length in (512, 4096, 16384)]
 CHUNKS = [(1, 2048, 2048), (1, 2048, 16384), (8, 512, 4096)]
+SHARED = [(b, length) for b in (8, 32, 128) for length in (512, 2048, 8192, 32768)]
+OWN = 128  # positions behind the shared ones, of each request
+SLOTS = 1 << 16  # written at a time
 TOKENS = 128
 CLIENTS = (1, 16, 64)
 
@@ -58,40 +66,64 @@ def ceilings(device: torch.device) -> tuple[float, float]:
     return large.nbytes / read, 2 * 8192**3 / product
 
 
-def attention(module, cuda, shape, batch) -> float:
-    """Median seconds of attention in one layer of a batch (requests, rows of each, positions)."""
-    (heads, kv_heads, dim), (requests, rows, length) = shape, batch
-    each = -(-length // PAGE)
-    kv = KVCache(LAYERS, requests * each + 1, PAGE, kv_heads, dim, DTYPE, cuda.device)
+def filled(cuda, shape, pages, dtype=DTYPE) -> KVCache:
+    """A cache whose pages all hold random numbers."""
+    _, kv_heads, dim = shape
+    kv = KVCache(LAYERS, pages, PAGE, kv_heads, dim, dtype, cuda.device)
     for layer in range(LAYERS):
-        kv.k(layer).normal_()
-        kv.v(layer).normal_()
-    pages = random.sample(range(1, kv.num_pages), requests * each)
-    tables = [pages[r * each : (r + 1) * each] for r in range(requests)]
+        for slots in torch.arange(pages * PAGE, device=cuda.device).split(SLOTS):
+            k, v = torch.randn(2, len(slots), kv_heads, dim, device=cuda.device).to(DTYPE)
+            kv.write(layer, slots, k, v)
+    return kv
+
+
+def seconds_of(module, cuda, shape, kv, batch, *, cascade=False) -> float:
+    """Median seconds of attention in one layer."""
+    heads, kv_heads, dim = shape
     backend = FlashInferBackend(
-        AttentionConfig(heads, kv_heads, dim, PAGE), "a benchmark",
-        flashinfer=module, accelerator=cuda, dtype=DTYPE,
+        AttentionConfig(heads, kv_heads, dim, PAGE), "a benchmark", flashinfer=module,
+        accelerator=cuda, dtype=DTYPE, kv_dtype=kv.dtype, cascade=cascade,
     )  # fmt: skip
-    backend.plan(AttentionBatch.from_requests(tables, [length] * requests, [rows] * requests, PAGE))
-    q = torch.randn(requests * rows, heads, dim, device=cuda.device).to(DTYPE)
+    backend.plan(batch)
+    q = torch.randn(batch.num_rows, heads, dim, device=cuda.device).to(DTYPE)
     return device_seconds(lambda turn: backend.run(turn % LAYERS, q, kv))
 
 
-def attention_table(module, cuda) -> Table:
+def attention(module, cuda, shape, batch, kv_dtype=DTYPE) -> float:
+    """Median seconds of attention in one layer of a batch (requests, rows of each, positions)."""
+    requests, rows, length = batch
+    each = -(-length // PAGE)
+    kv = filled(cuda, shape, requests * each + 1, kv_dtype)
+    pages = random.sample(range(1, kv.num_pages), requests * each)
+    tables = [pages[r * each : (r + 1) * each] for r in range(requests)]
+    made = AttentionBatch.from_requests(tables, [length] * requests, [rows] * requests, PAGE)
+    return seconds_of(module, cuda, shape, kv, made)
+
+
+def bytes_read(shape, requests, length, dtype=DTYPE) -> int:
+    """Of keys and values in one layer."""
+    _, kv_heads, dim = shape
+    return requests * length * kv_heads * dim * 2 * dtype.itemsize
+
+
+def fits(size: int) -> bool:
+    """Whether a cache of so many bytes a layer leaves half of the free memory."""
+    return LAYERS * size <= torch.cuda.mem_get_info()[0] // 2
+
+
+def attention_table(module, cuda, read: float, product: float) -> Table:
     """Every shape, as shares of the ceilings."""
-    read, product = ceilings(cuda.device)
     table = Table(
         title=f"attention of one layer; the GPU reads {read / 1e9:.0f} GB/s and does "
         f"{product / 1e12:.0f} TFLOP/s"
     )
     for name in ("heads", "requests", "rows", "positions", "us", "of reading", "of multiplying"):
         table.add_column(name, justify="right")
-    free = torch.cuda.mem_get_info()[0]
     for shape in SHAPES:
         heads, kv_heads, dim = shape
         for requests, rows, length in DECODES + CHUNKS:
-            size = requests * length * kv_heads * dim * 2 * DTYPE.itemsize
-            if LAYERS * size > free // 2:
+            size = bytes_read(shape, requests, length)
+            if not fits(size):
                 continue
             seconds = attention(module, cuda, shape, (requests, rows, length))
             work = 4 * requests * rows * heads * dim * (length - (rows - 1) / 2)
@@ -101,6 +133,66 @@ def attention_table(module, cuda) -> Table:
                 f"{seconds * 1e6:.0f}",
                 f"{size / seconds / read:.0%}",
                 f"{work / seconds / product:.0%}",
+            )
+    return table
+
+
+def float8_table(module, cuda, read: float) -> Table:
+    """Every shape over a cache in float8, beside one in the format of the queries."""
+    names = [str(dtype).removeprefix("torch.") for dtype in FLOAT8]
+    table = Table(title="attention of one layer over a cache in float8, times faster")
+    for name in ("heads", "requests", "rows", "positions", "us", *names, "of reading"):
+        table.add_column(name, justify="right")
+    for shape in SHAPES:
+        heads, kv_heads, dim = shape
+        for requests, rows, length in DECODES + CHUNKS:
+            if not fits(bytes_read(shape, requests, length)):
+                continue
+            batch = (requests, rows, length)
+            wide, *narrow = (
+                attention(module, cuda, shape, batch, dtype) for dtype in (DTYPE, *FLOAT8)
+            )
+            size = bytes_read(shape, requests, length, FLOAT8[0])
+            table.add_row(
+                f"{heads}/{kv_heads} x {dim}",
+                *map(str, batch),
+                f"{wide * 1e6:.0f}",
+                *(f"{wide / seconds:.2f}" for seconds in narrow),
+                f"{size / narrow[0] / read:.0%}",
+            )
+    return table
+
+
+def cascade_table(module, cuda) -> Table:
+    """Decodes that share a prefix, flat and with the prefix read once, whatever that saves."""
+    table = Table(title=f"decodes of a shared prefix and {OWN} positions of their own, one layer")
+    for name in (
+        *("heads", "requests", "shared", "flat us", "cascade us", "times faster", "MB saved"),
+        "taken",
+    ):
+        table.add_column(name, justify="right")
+    own = OWN // PAGE
+    for shape in SHAPES:
+        heads, kv_heads, dim = shape
+        for requests, length in SHARED:
+            common = length // PAGE
+            if not fits(bytes_read(shape, 1, length + requests * OWN)):
+                continue
+            kv = filled(cuda, shape, common + requests * own + 1)
+            pages = random.sample(range(1, kv.num_pages), kv.num_pages - 1)
+            tables = [pages[:common] + pages[common + r * own :][:own] for r in range(requests)]
+            batch = AttentionBatch.from_requests(
+                tables, [length + OWN] * requests, [1] * requests, PAGE
+            )
+            flat = seconds_of(module, cuda, shape, kv, batch)
+            with patch.object(flashinfer_cascade, "SAVES", 1):
+                shared = seconds_of(module, cuda, shape, kv, batch, cascade=True)
+            saved = bytes_read(shape, requests - 1, length)
+            table.add_row(
+                *(f"{heads}/{kv_heads} x {dim}", str(requests), str(length)),
+                *(f"{seconds * 1e6:.0f}" for seconds in (flat, shared)),
+                *(f"{flat / shared:.2f}", f"{saved / (1 << 20):.0f}"),
+                "yes" if saved >= flashinfer_cascade.SAVES else "no",
             )
     return table
 
@@ -179,7 +271,11 @@ def main() -> None:
     from boughs.kernels.accelerator import Cuda
 
     console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    console.print(attention_table(module, Cuda()))
+    cuda = Cuda()
+    read, product = ceilings(cuda.device)
+    console.print(attention_table(module, cuda, read, product))
+    console.print(float8_table(module, cuda, read))
+    console.print(cascade_table(module, cuda))
     torch.cuda.empty_cache()
     if not args.no_engine:
         console.print(engine_table(args.model))
