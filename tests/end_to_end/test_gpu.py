@@ -4,10 +4,14 @@ In 16 bits the best token may be another one than in float32 where two are close
 engine chose is judged by teacher forcing: transformers' logit of it is the best, or close to it.
 """
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 import torch
 
 import boughs
+from boughs.kernels import flashinfer_cascade
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,8 +19,13 @@ pytestmark = [
     pytest.mark.timeout(1800),  # the first use of each kernel compiles it
 ]
 
+_path = Path(__file__).parents[1] / "fixtures" / "tiny_models.py"
+_spec = importlib.util.spec_from_file_location("tiny_models", _path)
+tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny)
+
 CLOSE = {"float16": 0.1, "bfloat16": 0.8}
-"""Of logits of size 20, which have 11 and 8 digits."""
+"""Of logits of size 20, or 4 of random weights; they have 11 and 8 digits."""
 PROMPTS = [
     "The capital of France is",
     "Once upon a time in a small village there lived",
@@ -24,40 +33,59 @@ PROMPTS = [
     "Question: how many apples are in three baskets of four?\nAnswer:",
     "Once upon a time in a small village there was a",
 ]
+SHARED = list(range(3, 60))
+IDS = [[*SHARED, 100 + i, 7, 9 + i] for i in range(5)] + [list(range(5, 25)), [3, 4]]
+
+
+@pytest.fixture
+def device():
+    """Settings of an engine on the device, and where transformers runs."""
+    return {"device": "cuda"}, "cuda"
 
 
 @pytest.fixture(scope="module")
 def transformers(demo_model):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from boughs.runtime.models.store import weights
 
-    folder = weights(demo_model)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).cuda()
-    return model, AutoTokenizer.from_pretrained(demo_model)
+    return theirs(weights(demo_model), "cuda"), AutoTokenizer.from_pretrained(demo_model)
+
+
+def theirs(folder, where):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(where)
 
 
 def check(transformers, answers, prompts, close):
     model, tokenizer = transformers
-    for prompt, answer in zip(prompts, answers, strict=True):
-        ids = tokenizer(prompt).input_ids
-        made = answer["output_ids"]
+    check_ids(model, answers, [tokenizer(prompt).input_ids for prompt in prompts], close)
+
+
+def check_ids(model, answers, prompts, close):
+    for ids, answer in zip(prompts, answers, strict=True):
+        made = torch.tensor(answer["output_ids"], device=model.device)
         with torch.inference_mode():
-            logits = model(torch.tensor([ids + made], device="cuda")).logits[0]
-        logits = logits[len(ids) - 1 : -1].float()
-        chosen = logits.gather(1, torch.tensor(made, device="cuda")[:, None])[:, 0]
-        assert (logits.max(-1).values - chosen).max() < close, prompt
-        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(made, device="cuda")[:, None])
+            tokens = torch.cat((torch.tensor(ids, device=model.device), made))
+            logits = model(tokens[None]).logits[0, len(ids) - 1 : -1].float()
+        chosen = logits.gather(1, made[:, None])[:, 0]
+        assert (logits.max(-1).values - chosen).max() < close, ids
+        logprobs = logits.log_softmax(-1).gather(1, made[:, None])
         got = [logprob for logprob, *_ in answer["meta_info"]["output_token_logprobs"]]
         assert got == pytest.approx(logprobs[:, 0].tolist(), abs=2 * close)
 
 
+def greedy(tokens):
+    return {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+
+
 def generate(engine, prompts, tokens=32):
-    return engine.generate(
-        prompt=prompts,
-        sampling_params={"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
-        return_logprob=True,
-    )
+    return engine.generate(prompt=prompts, sampling_params=greedy(tokens), return_logprob=True)
+
+
+def generate_ids(engine, prompts, tokens=12):
+    return engine.generate(input_ids=prompts, sampling_params=greedy(tokens), return_logprob=True)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -79,9 +107,10 @@ def test_tokens_are_those_of_transformers(
         check(transformers, generate(engine, many, 8), many, CLOSE[dtype])
 
 
-def test_a_cache_in_float8(demo_model, transformers):
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2"])
+def test_a_cache_in_float8(demo_model, transformers, kind):
     with boughs.Engine(
-        model_path=demo_model, device="cuda", kv_cache_dtype="fp8_e4m3", kv_memory="1G"
+        model_path=demo_model, device="cuda", kv_cache_dtype=kind, kv_memory="1G"
     ) as engine:
         check(transformers, generate(engine, PROMPTS, 16), PROMPTS, 4.0)
 
@@ -109,3 +138,56 @@ def test_every_step_of_sampling_runs_on_the_device(demo_model):
                              "frequency_penalty": 0.3, "min_new_tokens": 2},
         )  # fmt: skip
         assert masked["text"].isalpha()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", range(1, 9))
+def test_heads_and_pages_of_all_sizes(tmp_path, device, dtype, page_size, head_dim, group):
+    """Cold and over what is cached, in recorded steps and in launched ones."""
+    settings, where = device
+    folder = tiny.make_tiny_model(
+        tmp_path, heads=group, kv_heads=1, head_dim=head_dim, hidden_size=64 * group,
+        intermediate_size=96, max_position=256, logit_std=4.0,
+    )  # fmt: skip
+    model = theirs(folder, where)
+    for disable_cuda_graph in (False, True):
+        with boughs.Engine(
+            model_path=folder, dtype=dtype, page_size=page_size,
+            kv_memory="16M", disable_cuda_graph=disable_cuda_graph, check_invariants=True,
+            max_running_requests=8, **settings,
+        ) as engine:  # fmt: skip
+            assert engine.get_server_info()["attention_backend"] == "flashinfer"
+            for _ in ("cold", "warm"):
+                check_ids(model, generate_ids(engine, IDS), IDS, CLOSE[dtype])
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "mistral", "qwen3", "phi3"])
+def test_architectures(tmp_path, device, model_type):
+    """Windows, soft caps, norms of heads, two ropes, one matrix for three."""
+    settings, where = device
+    folder = tiny.make_tiny_model(
+        tmp_path, model_type=model_type, heads=4, kv_heads=2, head_dim=64, max_position=256,
+        sliding_window=24, logit_std=4.0,
+    )  # fmt: skip
+    with boughs.Engine(
+        model_path=folder, dtype="float16", kv_memory="16M", check_invariants=True,
+        max_running_requests=8, max_batched_tokens=40, **settings,
+    ) as engine:  # fmt: skip
+        check_ids(theirs(folder, where), generate_ids(engine, IDS), IDS, CLOSE["float16"])
+
+
+@pytest.mark.parametrize("disable_cascade", [False, True])
+def test_prefixes_that_are_read_once(tmp_path, monkeypatch, device, disable_cascade):
+    monkeypatch.setattr(flashinfer_cascade, "SAVES", 1)  # of a core in this process
+    settings, where = device
+    folder = tiny.make_tiny_model(
+        tmp_path, heads=3, kv_heads=1, head_dim=64, max_position=256, logit_std=4.0
+    )
+    with boughs.Engine(
+        model_path=folder, dtype="float16", page_size=4, kv_memory="16M", check_invariants=True,
+        disable_cascade=disable_cascade, **{**settings, "in_process": True},
+    ) as engine:  # fmt: skip
+        answers = generate_ids(engine, IDS)
+        check_ids(theirs(folder, where), answers, IDS, CLOSE["float16"])
