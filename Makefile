@@ -45,13 +45,15 @@ bench: model
 	$(BIN)/python benchmarks/gpu.py
 
 # What docs/kernels.md says of attention and linear layers. With PEER=python, the Python of an
-# environment that has openvino-genai, the same model there too.
+# environment that has openvino-genai or llama-cpp-python, and with LLAMA_SERVER=path, llama.cpp's
+# server, the same model there too.
 bench-kernels: model
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/pieces.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/steps.py
-	$(if $(PEER),$(BIN)/python benchmarks/peers.py --peer $(PEER))
+	$(if $(PEER)$(LLAMA_SERVER),$(BIN)/python benchmarks/peers.py \
+		$(if $(PEER),--peer $(PEER)) $(if $(LLAMA_SERVER),--llama-server $(LLAMA_SERVER)))
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
