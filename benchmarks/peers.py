@@ -115,7 +115,9 @@ def converse(chats: list[list[str]], answer: Callable[[list[str]], list[str]]) -
 def read(name: str) -> list[dict[str, Any]]:
     """The lines of a file of data; none where it is missing."""
     path = DATA / name
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] * path.is_file()
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def jobs() -> Work:
@@ -184,7 +186,7 @@ def served(binary: Path, work: Work, threads: int, clients: int) -> dict[str, Ti
         boughs_server(MODEL, threads) as own,
         llama_server(binary, model_file(), threads, clients) as other,
     ):
-        servers = {f"boughs serve, {clients} clients": own, f"llama-server, {clients}": other}
+        servers = {"boughs serve": own, "llama-server": other}
         sides: dict[str, Times] = {name: {} for name in servers}
         for url in servers.values():
             ask(url, [["Warm up."]], 4, 1)
@@ -254,7 +256,8 @@ def main() -> None:
     show(f"one process, {args.threads} threads", work, {"ours": mine, **peers})
     if args.llama_server:
         sides = served(args.llama_server, work, args.threads, args.clients)
-        show(f"servers, {args.threads} threads", work, {**sides, "ours in one process": mine})
+        title = f"{args.clients} clients of a server, {args.threads} threads"
+        show(title, work, {**sides, "one process": mine})
 
 
 if __name__ == "__main__":
