@@ -32,8 +32,11 @@ from .trial import Verdict, try_source
 STACK = 1 << 20
 """Bytes of stack of a trial: less than any thread has that later uses what passed."""
 
-NICE = 5
-"""How much further back than the core a trial stands in the queue for a processor."""
+NICE, LAST = 5, 19
+"""How far behind the core a trial stands in the queue for a processor: at first, and later."""
+
+GRACE = 0.2
+"""Seconds after which it stands last: a usual grammar has long been compiled."""
 
 PATIENCE = 20
 """How many times its seconds a trial may last: where others want the processors, it waits."""
@@ -79,6 +82,7 @@ Attempt = Callable[[Job], Verdict]
 class _Child:
     job: Job
     pid: int
+    due: float
     deadline: float
     made: bytearray = field(default_factory=bytearray)
 
@@ -120,7 +124,10 @@ class Server:
             for end, child in list(self._children.items()):
                 if child.deadline <= now:
                     self._kill(end, child)
-            soonest = min((c.deadline for c in self._children.values()), default=None)
+                elif child.due <= now:
+                    os.setpriority(os.PRIO_PROCESS, child.pid, LAST)
+                    child.due = child.deadline
+            soonest = min((c.due for c in self._children.values()), default=None)
             wait = None if soonest is None else max(0.0, soonest - now)
             ready, _, _ = select.select([0, *self._children], [], [], wait)
             for end in ready:
@@ -151,8 +158,9 @@ class Server:
         if pid == 0:
             _run_trial(self._attempt, job, self._bounds, to_us)
         os.close(to_us)
-        deadline = time.monotonic() + PATIENCE * self._bounds.seconds
-        self._children[end] = _Child(job, pid, deadline)
+        now = time.monotonic()
+        deadline = now + PATIENCE * self._bounds.seconds
+        self._children[end] = _Child(job, pid, min(now + GRACE, deadline), deadline)
 
     def _read_child(self, end: int) -> None:
         child = self._children[end]

@@ -39,6 +39,7 @@ def test_a_trial_that_takes_too_long_is_killed_and_the_next_one_runs(compiler_of
 
 
 ATTEMPTS = """
+import os
 import time
 from boughs.runtime.constraints import worker
 from boughs.runtime.constraints.trial import Verdict
@@ -47,6 +48,10 @@ def attempt(job):
     if job.source == "spins":
         while True:
             pass
+    if job.source == "falls back":
+        while os.getpriority(os.PRIO_PROCESS, 0) < worker.LAST:
+            time.sleep(0.01)
+        return Verdict(job.source)
     time.sleep(float(job.source))
     return Verdict(job.source)
 
@@ -58,11 +63,13 @@ worker.Server(attempt, worker.Bounds(0.1, 1 << 30)).run()
 def test_a_trial_is_bounded_by_the_processor_time_that_it_takes():
     """As on a machine so busy that it hardly runs: what waits for long is not refused."""
     trials = Trials([sys.executable, "-c", ATTEMPTS])
-    with ThreadPoolExecutor(3) as threads:
-        spins, waits, waits_long = threads.map(
-            lambda source: trials.run("regex", source), ("spins", "0.5", "1000")
+    sources = "spins", "0.5", "1000", "falls back"
+    with ThreadPoolExecutor(4) as threads:
+        spins, waits, waits_long, falls_back = threads.map(
+            lambda source: trials.run("regex", source), sources
         )
     trials.close()
+    assert falls_back.grammar == "falls back"  # behind all others, after a while
     assert waits.grammar == "0.5"
     assert "takes more than 0.1 seconds to compile (grammar_timeout)" in spins.error
     assert "no processor was free to compile it within 4 seconds" in waits_long.error
