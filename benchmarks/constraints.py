@@ -1,9 +1,10 @@
-"""What constraints cost: compiling, masks, steps with and without them, and forced tokens.
+"""What constraints cost: compiling, masks, steps with and without them.
 
     python benchmarks/constraints.py --schemas ../shared/data/schemas/sample.jsonl
 
 Each figure stands beside the one that it is to be compared with, measured in turn in this run.
 `--only coverage` (or any other part) runs one part; it is printed as docs/constraints.md has it.
+What forced tokens save is measured by `benchmarks/forced.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 
-from boughs import Engine
 from boughs.lang.errors import GrammarError
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.config import EngineConfig
@@ -36,19 +36,6 @@ BATCH = 32
 WORDS = json.dumps({"type": "array", "items": {"type": "string", "minLength": 200}, "minItems": 1})
 """Free text within JSON, where nothing is forced: as many tokens as are asked for."""
 
-RECORD = {
-    "type": "object",
-    "properties": {
-        f"the_{name}_of_the_customer_who_ordered": {"enum": values}
-        for name, values in (
-            ("preferred_language", ["English", "German"]),
-            ("current_status", ["active", "suspended"]),
-            ("number_of_orders", [1, 2, 3]),
-            ("delivery_address_is_known", [True, False]),
-        )
-    },
-    "additionalProperties": False,
-}
 HOSTILE = [
     ("regex", "(?:[a-z]{1,50}|[0-9a-f]{1,50}){1,200}NUMBER"),
     ("regex", "((((a{100}){100}){100}){100})NUMBER"),
@@ -59,8 +46,6 @@ HOSTILE = [
     ),
 ]
 """Grammars that cost whoever compiles them; NUMBER makes one that has not been tried."""
-
-RECORD["required"] = list(RECORD["properties"])
 
 
 def make_tiny(folder, like):
@@ -298,43 +283,13 @@ def hostile(what, model, length, pairs):
     print(f"{what}: {alone * 1e3:.2f} ms, {times:.3f} times that while hostile grammars are tried")
 
 
-def jumping(model, rounds):
-    """Records a second with long keys, with and without jumping, in turn."""
-    params = {"max_new_tokens": 200, "temperature": 0, "json_schema": json.dumps(RECORD)}
-    prompts = [f"Customer {at}:" for at in range(8)]
-    settings = {"jumping": False, "walking": True}
-    engines = {
-        name: Engine(model_path=str(model), kv_memory="256M", disable_jump_forward=off)
-        for name, off in settings.items()
-    }
-    for logprobs in (False, True):
-        best = dict.fromkeys(engines, float("inf"))
-        for at in range(rounds + 1):
-            for name, engine in engines.items():
-                began = time.perf_counter()
-                answers = engine.generate(prompts, params, return_logprob=logprobs)
-                if at:
-                    best[name] = min(best[name], time.perf_counter() - began)
-                if name == "jumping":
-                    forced = sum(a["meta_info"]["forced_tokens"] for a in answers)
-                    total = sum(a["meta_info"]["completion_tokens"] for a in answers)
-        saved = best["walking"] - best["jumping"]
-        print(
-            f"long keys{', with logprobs' if logprobs else ''}: {forced} of {total} tokens forced, "
-            f"walking {best['walking']:.2f} s, jumping {best['jumping']:.2f} s, saved "
-            f"{saved:.2f} s, throughput {best['walking'] / best['jumping']:.2f} times"
-        )
-    for engine in engines.values():
-        engine.shutdown()
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--schemas", type=Path, help="lines of {id: ..., schema: ...}")
     parser.add_argument("--steps", type=int, default=12, help="of a turn, on the model")
     parser.add_argument("--rounds", type=int, default=5)
-    parts = ("coverage", "compile", "masks", "steps", "tiny", "hostile", "jump")
+    parts = ("coverage", "compile", "masks", "steps", "tiny", "hostile")
     parser.add_argument("--only", choices=parts, action="append", help="run this part alone")
     args = parser.parse_args()
     only = args.only or parts
@@ -373,8 +328,6 @@ def main():
         if "hostile" in only:
             hostile(f"step of {BATCH}", folder, args.steps, args.rounds)
             hostile(f"tiny step of {BATCH}", tiny, 100, 2 * args.rounds)
-    if "jump" in only:
-        jumping(folder, args.rounds)
 
 
 if __name__ == "__main__":
