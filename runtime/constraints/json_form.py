@@ -40,7 +40,10 @@ def json_term(schema: Any, form: JsonForm, kind: str) -> str:
     except GrammarError as error:
         raise GrammarError(f"{kind}: {str(error).removeprefix('json_schema: ')}") from None
     if made.weaker:
-        raise GrammarError(f"{kind}: {made.weaker[0]}: no grammar holds this keyword")
+        raise GrammarError(
+            f"{kind}: {made.weaker[0]}: no grammar holds this keyword, and a value that is only a "
+            "part of the output is not checked behind it; leave it out, and check it yourself"
+        )
     return f"%json {json.dumps({**_closed(made.schema), 'x-guidance': _options(form)})}"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
@@ -18,7 +18,8 @@ from boughs.lang.errors import GrammarError
 
 from .json_form import PLAIN, json_grammar, with_json
 from .schema import children, rewrite
-from .tags import Pieces, tag_grammar, whole
+from .tag_rules import Vocabulary
+from .tags import tag_grammar
 
 MAX_SOURCE = 256 << 10
 """Bytes of a source. A core that builds from more holds its other requests up."""
@@ -35,8 +36,7 @@ def translate(
     kind: str,
     source: str,
     form: JsonForm = PLAIN,
-    pieces: Pieces = whole,
-    eos: Collection[int] = (),
+    vocabulary: Vocabulary | None = None,
 ) -> Translated:
     """The grammar of a source.
 
@@ -44,8 +44,7 @@ def translate(
         kind: `regex`, `json_schema`, `ebnf`, `lark`, `choices` or `structural_tag`.
         source: Of `choices` a JSON list.
         form: How JSON is written, of schemas and structural tags.
-        pieces: What in a text is a special token; of structural tags.
-        eos: The tokens that end an output; of structural tags.
+        vocabulary: The tokens; of structural tags.
 
     Raises:
         GrammarError: Names the kind, and what is wrong with the source.
@@ -55,7 +54,7 @@ def translate(
         raise GrammarError(f"{kind}: it has {size} bytes; at most {MAX_SOURCE} are taken", kind)
     try:
         if kind == "structural_tag":
-            return Translated(tag_grammar(source, form, pieces, eos))
+            return Translated(tag_grammar(source, form, vocabulary))
         if kind == "json_schema":
             return _json_schema(source, form)
         return Translated(_GRAMMARS[kind](source))

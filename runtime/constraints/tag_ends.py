@@ -5,7 +5,6 @@ This module knows no grammar and no tokenizer: which tokens a string has, it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from boughs.lang.errors import GrammarError
@@ -13,30 +12,32 @@ from boughs.lang.errors import GrammarError
 from .tag_formats import (
     KIND,
     AnyText,
+    AnyTokens,
     ConstString,
+    Dispatch,
     Elements,
     Format,
+    Mark,
     Maybe,
     Or,
     Plus,
+    Repeat,
     Separated,
     Star,
     Tag,
+    Token,
+    TokenDispatch,
+    TokenTriggered,
     Triggered,
 )
+from .tag_rules import Rules
 
 
 @dataclass(frozen=True)
 class Ends:
-    """The tokens that end an output.
+    """The tokens that end an output: `rules` knows them, and which tokens a string has."""
 
-    Attributes:
-        eos: Their ids.
-        pieces: The special tokens of a text by their ids, and what is between them.
-    """
-
-    eos: Collection[int]
-    pieces: Callable[[str], list[str | int]]
+    rules: Rules
 
     def check(self, fmt: Format, *, more: bool = False) -> None:
         """Raise `GrammarError` where no output could come to the end of a format.
@@ -47,39 +48,54 @@ class Ends:
         """
         match fmt:
             case ConstString():
-                self._check_text(fmt.value, more=more)
+                self._check_mark(fmt.value, more=more)
+            case Token():
+                self._check_mark(fmt, more=more)
             case Elements():
                 for at, element in enumerate(fmt.elements):
                     rest = fmt.elements[at + 1 :]
-                    self.check(element, more=more or not all(map(_may_lack, rest)))
+                    self.check(element, more=more or not all(map(may_lack, rest)))
             case Or():
                 for element in fmt.elements:
                     self.check(element, more=more)
             case Maybe() | Star() | Plus():
                 self.check(fmt.content, more=more)
+            case Repeat():
+                self.check(fmt.content, more=more or fmt.min > 1)
             case Tag():
-                self._check_text(fmt.begin, more=True)
-                ends = [fmt.end] if isinstance(fmt.end, str) else fmt.end
-                self.check(fmt.content, more=more or any(ends))
-                for end in ends:
-                    self._check_text(end, more=more)
-            case Triggered() | Separated():
-                if isinstance(fmt, Separated):
-                    self._check_text(fmt.separator, more=True)
+                self._check_mark(fmt.begin, more=True)
+                self.check(fmt.content, more=more or any(fmt.ends))
+                for end in fmt.ends:
+                    self._check_mark(end, more=more)
+            case Triggered() | TokenTriggered() | Dispatch() | TokenDispatch():
+                for tag in fmt.islands().tags:
+                    self.check(tag, more=more)
+            case Separated():
+                self._check_mark(fmt.separator, more=True)
                 for tag in fmt.tags:
                     self.check(tag, more=more)
 
-    def _check_text(self, text: str, *, more: bool) -> None:
-        pieces = self.pieces(text)
+    def _check_mark(self, mark: Mark, *, more: bool) -> None:
+        pieces = self.rules.pieces(mark)
         for piece in pieces if more else pieces[:-1]:
-            if piece in self.eos:
+            if piece in self.rules.vocabulary.eos:
+                shown = mark.token if isinstance(mark, Token) else mark
                 raise GrammarError(
-                    f"{KIND}: {text!r:.60} has a token that ends the output (EOS), and more would "
+                    f"{KIND}: {shown!r:.60} has a token that ends the output (EOS), and more would "
                     "have to follow it; it can only be the last of all"
                 )
 
 
-def _may_lack(fmt: Format) -> bool:
-    if isinstance(fmt, Triggered | Separated):
-        return not fmt.at_least_one
-    return isinstance(fmt, AnyText | Maybe | Star) or fmt == ConstString("")
+def may_lack(fmt: Format) -> bool:
+    """Whether nothing need be where a format is, as far as that is easy to see."""
+    match fmt:
+        case Triggered() | TokenTriggered() | Dispatch() | TokenDispatch():
+            return not fmt.islands().at_least_one
+        case Separated():
+            return not fmt.at_least_one
+        case Repeat():
+            return fmt.min == 0
+        case Elements():
+            return all(map(may_lack, fmt.elements))
+        case _:
+            return isinstance(fmt, AnyText | AnyTokens | Maybe | Star) or fmt == ConstString("")

@@ -7,7 +7,7 @@ knows no grammars.
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -15,9 +15,33 @@ from boughs.lang.errors import GrammarError
 
 KIND = "structural_tag"
 
+Style = Literal[
+    "json",
+    "qwen_xml",
+    "minimax_xml",
+    "glm_xml",
+    "deepseek_xml",
+    "deepseek_v4_1_xml",
+    "kimi_k3_xml",
+]
+"""How the properties of an object are written. The others of xgrammar's write values of their own
+kinds at every level, which is no JSON."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
 
 class _Format(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, frozen=True):
     pass
+
+
+class Token(_Format, tag="token", frozen=True):
+    """One token, by its id or its text."""
+
+    token: int | str
+
+
+Mark = str | Token
+"""What a part begins or ends with."""
 
 
 class ConstString(_Format, tag="const_string", frozen=True):
@@ -30,7 +54,16 @@ class JsonSchema(_Format, tag="json_schema", frozen=True):
     """JSON that is valid under a schema; any JSON where there is none."""
 
     json_schema: dict[str, Any] | bool | None = None
-    style: Literal["json"] = "json"
+    style: Style = "json"
+    max_whitespace_cnt: Count | None = None
+    any_order: Literal[False] = False
+    excludes: list[str] = []
+
+
+class QwenParameters(_Format, tag="qwen_xml_parameter", frozen=True):
+    """What xgrammar called the style `qwen_xml` before."""
+
+    json_schema: dict[str, Any] | bool
 
 
 class Regex(_Format, tag="regex", frozen=True):
@@ -40,13 +73,31 @@ class Regex(_Format, tag="regex", frozen=True):
 
 
 class Grammar(_Format, tag="grammar", frozen=True):
-    """A text of a GBNF grammar."""
+    """A text of a grammar: GBNF, or llguidance's dialect of Lark."""
 
     grammar: str
+    syntax: Literal["ebnf", "lark"] = "ebnf"
 
 
 class AnyText(_Format, tag="any_text", frozen=True):
-    """Any text."""
+    """Any text, of at most so many characters, and without some strings."""
+
+    excludes: list[str] = []
+    max_chars: Count | None = None
+    max_tokens: None = None
+
+
+class ExcludeToken(_Format, tag="exclude_token", frozen=True):
+    """One token that is none of these."""
+
+    exclude_tokens: list[int | str] = []
+
+
+class AnyTokens(_Format, tag="any_tokens", frozen=True):
+    """Any tokens but these, and at most so many."""
+
+    exclude_tokens: list[int | str] = []
+    max_tokens: Count | None = None
 
 
 class Elements(_Format, tag="sequence", frozen=True):
@@ -79,12 +130,45 @@ class Plus(_Format, tag="plus", frozen=True):
     content: Format
 
 
+class Repeat(_Format, tag="repeat", frozen=True):
+    """So many times; a `max` of -1 is no bound."""
+
+    min: Count
+    max: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
+    content: Format
+
+
 class Tag(_Format, tag="tag", frozen=True):
     """A begin, what it leads to, and one of some ends."""
 
-    begin: str
+    begin: Mark
     content: Format
-    end: str | list[str]
+    end: Mark | list[str]
+
+    @property
+    def ends(self) -> list[Mark]:
+        """What may end it."""
+        return [*self.end] if isinstance(self.end, list) else [self.end]
+
+
+class Islands(msgspec.Struct, frozen=True):
+    """What the four formats below have in common: free text, and tags in it.
+
+    Attributes:
+        name: Of the format.
+        free: What stands around the tags.
+        triggers: What leads into them: each tag begins with one of these.
+        tags: The tags.
+        at_least_one: The output begins with one.
+        stop_after_first: Nothing follows the first.
+    """
+
+    name: str
+    free: AnyText | AnyTokens
+    triggers: list[Mark]
+    tags: list[Tag]
+    at_least_one: bool = False
+    stop_after_first: bool = False
 
 
 class Triggered(_Format, tag="triggered_tags", frozen=True):
@@ -94,6 +178,58 @@ class Triggered(_Format, tag="triggered_tags", frozen=True):
     tags: list[Tag]
     at_least_one: bool = False
     stop_after_first: bool = False
+    excludes: list[str] = []
+
+    def islands(self) -> Islands:
+        """Its common form."""
+        free, flags = AnyText(self.excludes), (self.at_least_one, self.stop_after_first)
+        return Islands("triggered_tags", free, [*self.triggers], self.tags, *flags)
+
+
+class TokenTriggered(_Format, tag="token_triggered_tags", frozen=True):
+    """Any tokens, of which some lead into a tag that begins with them."""
+
+    trigger_tokens: list[int | str]
+    tags: list[Tag]
+    exclude_tokens: list[int | str] = []
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+    def islands(self) -> Islands:
+        """Its common form."""
+        free, flags = AnyTokens(self.exclude_tokens), (self.at_least_one, self.stop_after_first)
+        triggers: list[Mark] = [*map(Token, self.trigger_tokens)]
+        return Islands("token_triggered_tags", free, triggers, self.tags, *flags)
+
+
+class Dispatch(_Format, tag="dispatch", frozen=True):
+    """Free text, in which each of some strings leads into a format."""
+
+    rules: list[tuple[str, Format]]
+    loop: bool = True
+    excludes: list[str] = []
+
+    def islands(self) -> Islands:
+        """Its common form."""
+        tags = [Tag(begin, content, "") for begin, content in self.rules]
+        triggers: list[Mark] = [tag.begin for tag in tags]
+        free = AnyText(self.excludes)
+        return Islands("dispatch", free, triggers, tags, stop_after_first=not self.loop)
+
+
+class TokenDispatch(_Format, tag="token_dispatch", frozen=True):
+    """Any tokens, of which some lead into a format each."""
+
+    rules: list[tuple[int | str, Format]]
+    loop: bool = True
+    exclude_tokens: list[int | str] = []
+
+    def islands(self) -> Islands:
+        """Its common form."""
+        tags = [Tag(Token(begin), content, "") for begin, content in self.rules]
+        triggers: list[Mark] = [tag.begin for tag in tags]
+        free = AnyTokens(self.exclude_tokens)
+        return Islands("token_dispatch", free, triggers, tags, stop_after_first=not self.loop)
 
 
 class Separated(_Format, tag="tags_with_separator", frozen=True):
@@ -105,21 +241,13 @@ class Separated(_Format, tag="tags_with_separator", frozen=True):
     stop_after_first: bool = False
 
 
-Format = (
-    ConstString
-    | JsonSchema
-    | Regex
-    | Grammar
-    | AnyText
-    | Elements
-    | Or
-    | Maybe
-    | Star
-    | Plus
-    | Tag
-    | Triggered
-    | Separated
-)
+Free = AnyText | AnyTokens
+WithIslands = Triggered | TokenTriggered | Dispatch | TokenDispatch
+Repeated = Maybe | Star | Plus | Repeat
+Simple = ConstString | JsonSchema | QwenParameters | Regex | Grammar | Token | ExcludeToken
+"""What itself tells where it ends."""
+
+Format = Simple | Free | Elements | Or | Repeated | Tag | WithIslands | Separated
 
 
 class _Structure(msgspec.Struct, forbid_unknown_fields=True):
@@ -158,10 +286,32 @@ def read_tag(source: str) -> Format:
         legacy = msgspec.convert(value, _Legacy)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `")
-        raise GrammarError(f"{KIND}: {place.rstrip('`') or '$'}: {what}") from None
+        place = place.rstrip("`") or "$"
+        raise GrammarError(f"{KIND}: {place}: {what}{_mend(what, place)}") from None
     except ValueError as error:
         if isinstance(error, GrammarError):
             raise
         raise GrammarError(f"{KIND}: not JSON: {error}") from None
     tags = [Tag(s.begin, JsonSchema(s.schema), s.end) for s in legacy.structures]
     return Triggered(legacy.triggers, tags, legacy.at_least_one)
+
+
+def _mend(what: str, place: str) -> str:
+    """What to write instead, for what msgspec says is wrong at a place."""
+    field = place.rpartition(".")[2]
+    if place == "$.type":
+        return f"; it is {KIND!r}"
+    if what.startswith("Invalid"):
+        names = {"type": _TYPES, "style": get_args(Style), "syntax": ("ebnf", "lark")}
+        if field in names:
+            return f"; it is one of {', '.join(names[field])}"
+    return f"; {_MENDS[field]}" if field in _MENDS else ""
+
+
+_TYPES = tuple(str(kind.__struct_config__.tag) for kind in get_args(Format))
+
+_MENDS = {
+    "any_order": "leave it out: keys come in the schema's order",
+    "max_tokens": "max_chars bounds any_text, and max_tokens any_tokens",
+}
+"""By the last of a place."""

@@ -1,248 +1,302 @@
 """Structural tags: free text with constrained islands, as a Lark grammar.
 
-Free text ends where the first string ends that leads out of it, so it holds no trigger and no end.
 This module knows no tokenizer: what in a text is a special token, it is told.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from boughs.lang.constraints import JsonForm
+from boughs.lang.constraints import MOST_WHITESPACE, JsonForm
 from boughs.lang.errors import GrammarError
 
-from .json_form import PLAIN, json_term
-from .tag_ends import Ends
+from .json_form import PLAIN, json_term, with_json
+from .tag_ends import Ends, may_lack
 from .tag_formats import (
     KIND,
     AnyText,
+    AnyTokens,
     ConstString,
+    Dispatch,
     Elements,
+    ExcludeToken,
     Format,
+    Free,
     Grammar,
+    Islands,
     JsonSchema,
+    Mark,
     Maybe,
     Or,
     Plus,
+    QwenParameters,
     Regex,
+    Repeat,
+    Repeated,
     Separated,
+    Simple,
     Star,
     Tag,
+    Token,
+    TokenDispatch,
+    TokenTriggered,
     Triggered,
+    WithIslands,
     read_tag,
 )
-
-Pieces = Callable[[str], list[str | int]]
-"""A text's parts: special tokens by their ids, and what is between them."""
-
-
-def whole(text: str) -> list[str | int]:
-    """The pieces of a text without special tokens."""
-    return [text] if text else []
+from .tag_rules import Piece, Rules, Vocabulary, either, regex, times
+from .tag_xml import parameters
 
 
-def tag_grammar(
-    source: str, form: JsonForm = PLAIN, pieces: Pieces = whole, eos: Collection[int] = ()
-) -> str:
+class NoTokens:
+    """A vocabulary of text alone."""
+
+    size = 0
+    eos: tuple[int, ...] = ()
+
+    def pieces(self, text: str) -> list[Piece]:
+        """The text."""
+        return [text] if text else []
+
+    def token(self, text: str) -> None:
+        """None."""
+
+    def is_special(self, token: int) -> bool:
+        """No."""
+        return token < 0
+
+
+def tag_grammar(source: str, form: JsonForm = PLAIN, vocabulary: Vocabulary | None = None) -> str:
     """The grammar of a structural tag.
 
     Args:
         source: JSON.
         form: How JSON in it is written.
-        pieces: What in its strings is a special token.
-        eos: The tokens that end an output.
+        vocabulary: The tokens; without, there is text alone.
 
     Raises:
         GrammarError: Names what is wrong with it.
     """
-    writer = _Writer(form, pieces)
+    rules = Rules(vocabulary or NoTokens(), form)
     fmt = read_tag(source)
-    Ends(eos, pieces).check(fmt)
-    start = writer.write(fmt, [], last=True)
-    lines = [f"start: {start}", "TEXT: /(?s:.*)/", *writer.lines]
-    return json.dumps(
-        {"grammars": [{"name": KIND, "lark_grammar": "\n".join(lines)}, *writer.grammars]}
-    )
+    Ends(rules).check(fmt)
+    start = _Writer(rules).write(fmt, [], last=True)
+    lark = "\n".join([f"start: {start}", *rules.lines])
+    return json.dumps({"grammars": [{"name": KIND, "lark_grammar": lark}, *rules.grammars]})
 
 
 @dataclass
 class _Writer:
-    """Writes formats as expressions; rules and grammars that they need are collected.
+    """Writes formats as expressions.
 
     Each method gives an expression for a format and what ends it: one of `ends`, of which there
-    are none where nothing does. `last` is whether the output may end behind it, and only there.
+    are none where nothing does. `last` is whether the output may end behind it, and only there;
+    `beside` is whether free text may stand in its place.
     """
 
-    form: JsonForm
-    pieces: Pieces
-    lines: list[str] = field(default_factory=list)
-    grammars: list[dict[str, str]] = field(default_factory=list)
+    rules: Rules
 
-    def write(self, fmt: Format, ends: Sequence[str], *, last: bool) -> str:
+    def write(self, fmt: Format, ends: Sequence[Mark], *, last: bool, beside: bool = False) -> str:
         """The expression of any format."""
         match fmt:
-            case AnyText():
-                return self._text(ends, last=last)
+            case AnyText() | AnyTokens():
+                pieces = [*map(self.rules.pieces, ends)]
+                return self._free(self._freely(fmt, pieces), pieces, last=last)
             case Elements():
-                return self._sequence(fmt.elements, ends, last=last)
+                return self._sequence(fmt.elements, ends, last=last, beside=beside)
             case Or():
                 self._require(fmt.elements, "or: elements")
-                return _either(self.write(e, ends, last=last) for e in fmt.elements)
+                beside = beside or any(map(_may_begin_free, fmt.elements))
+                return either(self.write(e, ends, last=last, beside=beside) for e in fmt.elements)
             case Tag():
-                return f"{self._literal(fmt.begin)} {self._body(fmt, ends, last=last)}"
-            case Triggered():
-                return self._triggered(fmt, ends, last=last)
+                begin = self.rules.literal(fmt.begin, beside_text=beside)
+                return f"{begin} {self._body(fmt, ends, last=last)}"
+            case Triggered() | TokenTriggered() | Dispatch() | TokenDispatch():
+                return self._islands(fmt.islands(), ends, last=last)
             case Separated():
-                return f"{self._separated(fmt)} {self._one(ends)}"
-            case Maybe() | Star() | Plus():
-                sign = {Maybe: "?", Star: "*", Plus: "+"}[type(fmt)]
-                return f"({self.write(fmt.content, [], last=False)}){sign} {self._one(ends)}"
+                return f"{self._separated(fmt, beside=beside)} {self.rules.one(ends)}"
+            case Maybe() | Star() | Plus() | Repeat():
+                content = self.write(fmt.content, [], last=False, beside=beside)
+                return f"{_repeated(content, fmt)} {self.rules.one(ends)}"
             case _:
-                return self._bounded(fmt, ends)
+                return f"{self._simple(fmt, ends, beside=beside)} {self.rules.one(ends)}"
 
-    def _body(self, tag: Tag, ends: Sequence[str], *, last: bool) -> str:
+    def _body(self, tag: Tag, ends: Sequence[Mark], *, last: bool) -> str:
         """What follows the begin of a tag."""
-        own = [tag.end] if isinstance(tag.end, str) else tag.end
+        own: Sequence[Mark] = tag.ends
         self._require(own, "tag: end")
         if own == [""]:
-            own, ends = list(ends), []
+            own, ends = ends, []
         try:
             content = self.write(tag.content, own, last=last and not own)
         except GrammarError as error:
             what = str(error).removeprefix(f"{KIND}: ")
-            raise GrammarError(f"{KIND}: behind {tag.begin!r:.60}: {what}") from None
-        return f"{content} {self._one(ends)}"
+            begin = tag.begin.token if isinstance(tag.begin, Token) else tag.begin
+            raise GrammarError(f"{KIND}: behind {begin!r:.60}: {what}") from None
+        return f"{content} {self.rules.one(ends)}"
 
-    def _bounded(self, fmt: ConstString | JsonSchema | Regex | Grammar, ends: Any) -> str:
+    def _simple(self, fmt: Simple, ends: Sequence[Mark], *, beside: bool) -> str:
         """What itself tells where it ends."""
+        rules = self.rules
         match fmt:
             case ConstString():
-                return f"{self._literal(fmt.value)} {self._one(ends)}"
+                return rules.literal(fmt.value, beside_text=beside)
+            case QwenParameters():
+                return parameters(rules, fmt.json_schema, "qwen_xml")
             case JsonSchema():
                 schema = {} if fmt.json_schema is None else fmt.json_schema
-                return f"{self._rule(json_term(schema, self.form, KIND))} {self._one(ends)}"
+                if fmt.style != "json":
+                    return parameters(
+                        rules, schema, fmt.style, fmt.max_whitespace_cnt, fmt.excludes
+                    )
+                if fmt.excludes:
+                    raise GrammarError(
+                        f"{KIND}: json_schema: excludes are not supported in the style json; a "
+                        "pattern in the schema tells which strings there may be"
+                    )
+                form = _spaced(rules.form, fmt.max_whitespace_cnt)
+                return rules.rule(json_term(schema, form, KIND))
             case Regex():
-                return f"{self._rule(f'/{_between_slashes(fmt.pattern)}/')} {self._one(ends)}"
+                return rules.rule(regex(fmt.pattern))
+            case Token():
+                return rules.literal(fmt)
+            case ExcludeToken():
+                ids = [*map(rules.id, fmt.exclude_tokens)]
+                first = (pieces[0] for end in ends if (pieces := rules.pieces(end)))
+                return rules.tokens([*ids, *(piece for piece in first if isinstance(piece, int))])
+            case Grammar(syntax="lark"):
+                return rules.grammar(with_json(fmt.grammar, KIND))
             case Grammar():
-                name = f"grammar{len(self.grammars)}"
                 try:
-                    lark = gbnf_to_lark(fmt.grammar)
+                    return rules.grammar(gbnf_to_lark(fmt.grammar))
                 except Exception as error:  # noqa: BLE001 -- what the converter raises, in part
                     raise GrammarError(f"{KIND}: grammar: {error}") from None
-                self.grammars.append({"name": name, "lark_grammar": lark})
-                return f"@{name} {self._one(ends)}"
 
-    def _sequence(self, elements: list[Format], ends: Sequence[str], *, last: bool) -> str:
-        made, at = [], 0
+    def _sequence(
+        self, elements: list[Format], ends: Sequence[Mark], *, last: bool, beside: bool
+    ) -> str:
+        made: list[str] = []
+        at = 0
         while at < len(elements):
-            final = at == len(elements) - 1
-            if not final and isinstance(elements[at], AnyText | Triggered):
-                following = elements[at + 1]
-                if isinstance(following, ConstString):  # it ends the text before it
-                    made.append(self.write(elements[at], [following.value], last=False))
-                    at += 2
-                    if at == len(elements):
-                        made.append(self._one(ends))
-                    continue
-            made.append(self.write(elements[at], ends if final else [], last=last and final))
+            element, rest = elements[at], elements[at + 1 :]
+            before = may_lack(element) and _sequence_begins_free(rest)
+            before = before or (beside and not made)
+            if not rest:
+                made.append(self.write(element, ends, last=last, beside=before))
+                break
+            if isinstance(element, Free | WithIslands) and (end := _mark(rest[0])):
+                made.append(self.write(element, [end], last=False))
+                at += 1
+                made += [] if rest[1:] else [self.rules.one(ends)]
+            else:
+                made.append(self.write(element, [], last=False, beside=before))
             at += 1
-        return f"({' '.join(made)})" if made else self._one(ends)
+        return f"({' '.join(made)})" if made else self.rules.one(ends)
 
-    def _text(self, ends: Sequence[str], *, last: bool) -> str:
-        """Any text, up to the first of its ends."""
-        if ends:
-            return _either(self._after_text(end) for end in ends)
-        if last:
-            return "TEXT"
+    def _free(self, free: _Free, ends: Sequence[list[Piece]], *, last: bool) -> str:
+        """Any text or tokens, up to the first of its ends."""
+        if ends and all(ends):
+            return either(map(free.up_to, ends))
+        if last and not ends:
+            return free.all
         raise GrammarError(
-            f"{KIND}: free text (any_text, triggered_tags) ends nowhere; put it last, or let it be "
-            "followed by a const_string, or by the end of a tag"
+            f"{KIND}: what is free (any_text, any_tokens, what is around tags) ends nowhere; put "
+            "it last, or let a const_string, a token or the end of its tag follow"
         )
 
-    def _after_text(self, end: str) -> str:
-        """Text up to the end of a string."""
-        first, *rest = self.pieces(end)
-        return f"{self._lead(first)} {self._spelled(rest)}"
+    def _freely(self, free: Free, ends: Sequence[list[Piece]]) -> _Free:
+        """Free text or tokens that one of some ends leads out of."""
+        if isinstance(free, AnyText):
+            return _Free(self.rules, self.rules.text(free))
+        first = {pieces[0] for pieces in ends if pieces}
+        texts = [piece for piece in first if isinstance(piece, str)]
+        if texts:
+            raise GrammarError(
+                f"{KIND}: tokens cannot tell where {texts[0]!r:.60} ends them; a token can, or let "
+                "them be any_text"
+            )
+        ids = {self.rules.id(token) for token in free.exclude_tokens}
+        tokens = self.rules.tokens(ids | {piece for piece in first if isinstance(piece, int)})
+        return _Free(self.rules, times(tokens, 0, free.max_tokens), of_tokens=True)
 
-    def _lead(self, piece: str | int) -> str:
-        """Text up to and with a piece."""
-        if isinstance(piece, int):
-            return f"TEXT <[{piece}]>"
-        return self._rule(f"TEXT {json.dumps(piece)}", lazy=True)
-
-    def _triggered(self, fmt: Triggered, ends: Sequence[str], *, last: bool) -> str:
-        self._require(fmt.tags, "triggered_tags: tags (structures)")
+    def _islands(self, fmt: Islands, ends: Sequence[Mark], *, last: bool) -> str:
+        self._require(fmt.tags, f"{fmt.name}: its tags (structures, rules)")
         if "" in fmt.triggers:
             raise GrammarError(f"{KIND}: a trigger is empty")
-        heads: dict[str | int, list[str]] = {}
+        heads: dict[Piece, list[str]] = {}
         for tag in fmt.tags:
             head, rest = self._split(tag.begin, fmt.triggers)
             open_ended = last and fmt.stop_after_first and not ends
             body = self._body(tag, [], last=open_ended)
-            heads.setdefault(head, []).append(f"{self._spelled(rest)} {body}")
-        for trigger in fmt.triggers:
-            if not any(tag.begin.startswith(trigger) for tag in fmt.tags):
-                raise GrammarError(f"{KIND}: no begin starts with the trigger {trigger!r:.60}")
-        island = _either(f"{self._lead(head)} {_either(rests)}" for head, rests in heads.items())
+            heads.setdefault(head, []).append(f"{self.rules.spelled(rest)} {body}")
+        self._require_begins(fmt)
+        pieces = [*map(self.rules.pieces, ends)]
+        free = self._freely(fmt.free, [*pieces, *([head] for head in heads)])
+        rests = {head: self.rules.rule(either(bodies)) for head, bodies in heads.items()}
+        first = either(f"{self.rules.spelled([head])} {rest}" for head, rest in rests.items())
+        if fmt.at_least_one and fmt.stop_after_first:
+            return f"{first} {self.rules.one(ends)}"
+        island = either(f"{free.up_to([head])} {rest}" for head, rest in rests.items())
+        text = self._free(free, pieces, last=last)
         if fmt.stop_after_first:
-            whole_island = f"({island} {self._one(ends)})"
-            if fmt.at_least_one:
-                return whole_island
-            return _either((whole_island, self._text(ends, last=last)))
-        return f"({island}{'+' if fmt.at_least_one else '*'} {self._text(ends, last=last)})"
+            return either((f"{island} {self.rules.one(ends)}", text))
+        return f"({first if fmt.at_least_one else ''} {island}* {text})"
 
-    def _split(self, begin: str, triggers: Sequence[str]) -> tuple[str | int, list[str | int]]:
-        """What of a begin leads to it, in free text, and what follows.
+    def _split(self, begin: Mark, triggers: Sequence[Mark]) -> tuple[Piece, list[Piece]]:
+        """What of a begin leads to it, and what follows.
 
-        What leads is up to the end of the first trigger in it: of triggers that begin alike, or
-        stand in each other, the one acts that is complete first.
+        In free text, what leads is up to the end of the first trigger in it: of triggers that
+        begin alike, or stand in each other, the one acts that is complete first.
         """
-        if not begin.startswith(tuple(triggers)):
+        first, *rest = self.rules.pieces(begin) or [""]
+        if isinstance(begin, Token):
+            if first not in [self.rules.id(t.token) for t in triggers if isinstance(t, Token)]:
+                raise GrammarError(f"{KIND}: no trigger is the token {begin.token!r:.60}")
+            return first, []
+        texts = tuple(trigger for trigger in triggers if isinstance(trigger, str))
+        if not begin.startswith(texts):
+            shown = [t.token if isinstance(t, Token) else t for t in triggers]
             raise GrammarError(
-                f"{KIND}: no trigger starts the begin {begin!r:.60}; triggers are {triggers!r:.200}"
+                f"{KIND}: no trigger starts the begin {begin!r:.60}; triggers are {shown!r:.200}"
             )
-        first, *rest = self.pieces(begin)
         if isinstance(first, int):
             return first, rest
-        ends = (at for at in range(1, len(begin) + 1) if begin[:at].endswith(tuple(triggers)))
-        end = next(ends)
+        end = next(at for at in range(1, len(begin) + 1) if begin[:at].endswith(texts))
         if end > len(first):
             raise GrammarError(
                 f"{KIND}: the trigger {begin[:end]!r:.60} has a special token that is not its first"
             )
         return first[:end], [first[end:], *rest] if first[end:] else rest
 
-    def _separated(self, fmt: Separated) -> str:
+    def _require_begins(self, fmt: Islands) -> None:
+        begins = [self.rules.pieces(tag.begin) for tag in fmt.tags]
+        texts = [tag.begin for tag in fmt.tags if isinstance(tag.begin, str)]
+        for trigger in fmt.triggers:
+            shown = trigger.token if isinstance(trigger, Token) else trigger
+            if isinstance(trigger, Token):
+                used = self.rules.pieces(trigger) in begins
+            else:
+                used = any(text.startswith(trigger) for text in texts)
+            if not used:
+                raise GrammarError(f"{KIND}: no begin starts with the trigger {shown!r:.60}")
+
+    def _separated(self, fmt: Separated, *, beside: bool) -> str:
         self._require(fmt.tags, "tags_with_separator: tags")
-        tag = self._rule(_either(self.write(tag, [], last=False) for tag in fmt.tags))
-        more = "" if fmt.stop_after_first else f"({self._literal(fmt.separator)} {tag})*"
-        return f"({tag} {more}){'' if fmt.at_least_one else '?'}"
 
-    # ---- strings and rules ----
+        def tags(*, beside: bool) -> str:
+            made = [self.write(tag, [], last=False, beside=beside) for tag in fmt.tags]
+            return self.rules.rule(either(made))
 
-    def _one(self, ends: Sequence[str]) -> str:
-        return _either(map(self._literal, ends)) if ends else ""
-
-    def _literal(self, text: str) -> str:
-        return self._spelled(self.pieces(text))
-
-    def _spelled(self, pieces: Sequence[str | int]) -> str:
-        """Letter by letter: a longer lexeme would compete with others that begin alike."""
-        made: list[str] = []
-        for piece in pieces:
-            letters = map(json.dumps, piece) if isinstance(piece, str) else (f"<[{piece}]>",)
-            made += letters
-        return " ".join(made)
-
-    def _rule(self, body: str, *, lazy: bool = False) -> str:
-        name = f"rule{len(self.lines)}"
-        self.lines.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
-        return name
+        first = tags(beside=beside)
+        more = ""
+        if not fmt.stop_after_first:
+            later = tags(beside=False) if beside else first
+            more = f"({self.rules.literal(fmt.separator)} {later})*"
+        return f"({first} {more}){'' if fmt.at_least_one else '?'}"
 
     @staticmethod
     def _require(items: Sequence[object], what: str) -> None:
@@ -250,18 +304,72 @@ class _Writer:
             raise GrammarError(f"{KIND}: {what}: there must be at least one")
 
 
-def _either(expressions: Iterable[str]) -> str:
-    """One of some expressions; one that is empty stands for the empty text."""
-    return "(" + " | ".join(text if text.strip() else '""' for text in expressions) + ")"
+@dataclass(frozen=True)
+class _Free:
+    """What is free: an expression of all of it, and of it up to what leads out of it."""
+
+    rules: Rules
+    all: str
+    of_tokens: bool = False
+
+    def up_to(self, pieces: list[Piece]) -> str:
+        """Up to and with the first of some pieces."""
+        if self.of_tokens:
+            return f"{self.all} {self.rules.spelled(pieces)}"
+        return self.rules.lead(self.all, pieces)
 
 
-def _between_slashes(pattern: str) -> str:
-    """The pattern as it stands between slashes: on one line, and without a slash of its own."""
-    made, escaped = [], False
-    for character in pattern:
-        if character in "/\n":
-            made.append(("" if escaped else "\\") + {"/": "/", "\n": "n"}[character])
-        else:
-            made.append(character)
-        escaped = character == "\\" and not escaped
-    return "".join(made)
+def _repeated(content: str, fmt: Repeated) -> str:
+    match fmt:
+        case Maybe():
+            return f"({content})?"
+        case Star():
+            return f"({content})*"
+        case Plus():
+            return f"({content})+"
+        case Repeat():
+            if 0 <= fmt.max < fmt.min:
+                raise GrammarError(f"{KIND}: repeat: max {fmt.max} is less than min {fmt.min}")
+            return times(content, fmt.min, None if fmt.max < 0 else fmt.max)
+
+
+def _mark(fmt: Format) -> Mark | None:
+    """What a format is, if it can end what is free before it."""
+    if isinstance(fmt, Token):
+        return fmt
+    return fmt.value or None if isinstance(fmt, ConstString) else None
+
+
+def _may_begin_free(fmt: Format) -> bool:
+    """Whether a format may begin with free text."""
+    match fmt:
+        case AnyText():
+            return True
+        case Elements():
+            return _sequence_begins_free(fmt.elements)
+        case Or():
+            return any(map(_may_begin_free, fmt.elements))
+        case Maybe() | Star() | Plus() | Repeat():
+            return _may_begin_free(fmt.content)
+        case Triggered() | Dispatch():
+            return not fmt.islands().at_least_one
+        case _:
+            return False
+
+
+def _sequence_begins_free(elements: Sequence[Format]) -> bool:
+    for element in elements:
+        if _may_begin_free(element):
+            return True
+        if not may_lack(element):
+            return False
+    return False
+
+
+def _spaced(form: JsonForm, most: int | None) -> JsonForm:
+    """How JSON is written with at most so many characters of white space in a row."""
+    if most is None:
+        return form
+    if most == 0:
+        return JsonForm(0, ",", ":")
+    return form._replace(whitespace=min(most, MOST_WHITESPACE))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +50,7 @@ def try_source(
 ) -> Verdict:
     """Whether a source makes a grammar that can be followed; `eos` are what ends an output."""
     try:
-        grammar, weaker = translate(kind, source, form, partial(_pieces, tokenizer), eos)
+        grammar, weaker = translate(kind, source, form, _Vocabulary(tokenizer, vocab_size, eos))
     except GrammarError as error:
         return Verdict(None, short(str(error)))
     try:
@@ -67,17 +67,30 @@ def try_source(
     return Verdict(grammar, weaker=weaker)
 
 
-def _pieces(tokenizer: LLTokenizer, text: str) -> list[str | int]:
-    """The special tokens of a text, and what is between them."""
-    made: list[str | int] = []
-    plain: list[int] = []
-    for token in tokenizer.tokenize_str(text, parse_special=True):
-        if not tokenizer.is_special_token(token):
-            plain.append(token)
-            continue
-        made += [tokenizer.decode_str(plain), token] if plain else [token]
-        plain = []
-    return [*made, tokenizer.decode_str(plain)] if plain else made
+@dataclass(frozen=True)
+class _Vocabulary:
+    tokenizer: LLTokenizer
+    size: int
+    eos: Collection[int]
+
+    def pieces(self, text: str) -> list[str | int]:
+        tokenizer = self.tokenizer
+        made: list[str | int] = []
+        plain: list[int] = []
+        for token in tokenizer.tokenize_str(text, parse_special=True):
+            if not tokenizer.is_special_token(token):
+                plain.append(token)
+                continue
+            made += [tokenizer.decode_str(plain), token] if plain else [token]
+            plain = []
+        return [*made, tokenizer.decode_str(plain)] if plain else made
+
+    def token(self, text: str) -> int | None:
+        ids = self.tokenizer.tokenize_str(text, parse_special=True)
+        return ids[0] if len(ids) == 1 else None
+
+    def is_special(self, token: int) -> bool:
+        return bool(self.tokenizer.is_special_token(token))
 
 
 def _failure(tokenizer: LLTokenizer, grammar: str) -> str | None:

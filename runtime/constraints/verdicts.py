@@ -16,6 +16,7 @@ from pathlib import Path
 import llguidance
 import msgspec
 
+from boughs.lang import constraints
 from boughs.lang.constraints import JsonForm
 
 from .json_form import PLAIN
@@ -25,18 +26,23 @@ MOST_KEPT = 1024
 """Files in a folder; those used longest ago go first."""
 
 
+def code() -> list[Path]:
+    """The files of ours that decide what becomes of a source."""
+    return [*sorted(Path(__file__).parent.rglob("*.py")), Path(constraints.__file__)]
+
+
 @functools.cache
-def _code() -> bytes:
-    """A digest of llguidance's version, and of the code that makes grammars."""
+def _digest(files: tuple[Path, ...]) -> bytes:
+    """A digest of llguidance's version, and of files, that are read once."""
     digest = hashlib.blake2b(llguidance.get_version().encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in files:
         digest.update(path.read_bytes())
     return digest.digest()
 
 
 def fingerprint(*parts: str) -> str:
     """A digest of texts, and of all else that a verdict depends on."""
-    digest = hashlib.blake2b(_code(), digest_size=20)
+    digest = hashlib.blake2b(_digest(tuple(code())), digest_size=20)
     for part in parts:
         raw = part.encode("utf-8", "replace")
         digest.update(len(raw).to_bytes(8, "little") + raw)

@@ -145,6 +145,56 @@ def test_choices_share_a_grammar_and_go_their_own_ways(engine):
     assert all(re.fullmatch("[ab]{6}", text) for text in texts)
 
 
+CALL = {
+    "type": "sequence",
+    "elements": [
+        {
+            "type": "optional",
+            "content": {
+                "type": "tag",
+                "begin": "<t>",
+                "content": {"type": "any_text", "max_chars": 9},
+                "end": "</t>",
+            },
+        },
+        {
+            "type": "triggered_tags",
+            "triggers": ["<f="],
+            "tags": [
+                {
+                    "type": "tag",
+                    "begin": "<f=go>\n",
+                    "content": {
+                        "type": "json_schema",
+                        "style": "qwen_xml",
+                        "json_schema": {
+                            "properties": {
+                                "way": {"enum": ["left", "right"]},
+                                "far": {"type": "string", "maxLength": 3},
+                            },
+                            "required": ["way", "far"],
+                        },
+                    },
+                    "end": "\n</f>",
+                }
+            ],
+            "at_least_one": True,
+            "stop_after_first": True,
+        },
+    ],
+}
+
+
+def test_calls_in_a_models_own_style_are_whole(engine):
+    params = {"structural_tag": {"format": CALL}, "n": 6, "temperature": 40, "seed": 1}
+    way = r"\s{0,4}<parameter=way>\s{0,4}(left|right)\s{0,4}</parameter>\s{0,4}"
+    far = r"<parameter=far>(?s:.{0,3})</parameter>\s{0,4}"
+    for answer in engine.generate("Go", {**params, "max_new_tokens": 300}):
+        assert re.fullmatch(rf"(<t>(?s:.{{0,9}})</t>)?<f=go>\n{way}{far}\n</f>", answer["text"])
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+        assert answer["meta_info"]["forced_tokens"] > 20
+
+
 KEYS = {
     "type": "object",
     "properties": {

@@ -101,18 +101,21 @@ def first_end(text, triggers, begin=0):
     return min(found, default=None)
 
 
-def reads(text, tags, triggers, begin=0, at_least=0):
+def reads(text, tags, triggers, begin=0, *, at_once=False, excludes=()):
     """Whether a text is free text and islands; an island holds a 1."""
     end = first_end(text, triggers, begin)
     if end is None:
-        return at_least == 0
+        return not at_once and not any(string in text[begin:] for string in excludes)
     for opening, closing in tags:
-        start = end - first_end(opening, triggers)
+        to_trigger = first_end(opening, triggers)
+        start = end - to_trigger
         whole = f"{opening}1{closing}"
-        if start >= begin and text.startswith(whole, start):
-            left = max(0, at_least - 1)
-            if reads(text, tags, triggers, start + len(whole), left):
-                return True
+        if start < begin or (at_once and start > begin) or not text.startswith(whole, start):
+            continue
+        if any(string in text[begin:start] for string in excludes):
+            continue
+        if reads(text, tags, triggers, start + len(whole), excludes=excludes):
+            return True
     return False
 
 
@@ -122,19 +125,23 @@ def reads(text, tags, triggers, begin=0, at_least=0):
     ),
     st.lists(st.text("<ab1>c", max_size=9), min_size=3, max_size=8),
     st.booleans(),
+    st.lists(strings, max_size=2),
 )
 @settings(max_examples=150, deadline=None)
-def test_triggers_of_every_kind_are_read_as_they_come(tokenizer, drawn, texts, some):
+def test_triggers_of_every_kind_are_read_as_they_come(tokenizer, drawn, texts, some, excludes):
     tags = [(begin, end) for begin, end, _ in drawn]
     triggers = [begin[:length] for begin, _, length in drawn]
-    spec = {
-        "structures": [{"begin": b, "schema": {"const": 1}, "end": e} for b, e in tags],
+    fmt = {
+        "type": "triggered_tags",
+        "tags": [{"type": "tag", "begin": b, "content": ONE, "end": e} for b, e in tags],
         "triggers": triggers,
         "at_least_one": some,
+        "excludes": excludes,
     }
-    grammar = tag_grammar(json.dumps(spec))
+    grammar = tag_grammar(json.dumps({"format": fmt}))
     for text in [*texts, *(f"{a}{b}1{e}{a}" for a in texts[:2] for b, e in tags)]:
-        assert accepts(tokenizer, grammar, text) == reads(text, tags, triggers, 0, some), text
+        fits = reads(text, tags, triggers, at_once=some, excludes=excludes)
+        assert accepts(tokenizer, grammar, text) == fits, text
 
 
 # ---- formats ----
@@ -226,20 +233,36 @@ def test_a_begin_that_is_a_special_token_is_that_token(tokenizer):
     [
         ([1], "expected an object, got [1]"),
         ({}, "$: Object missing required field `format`"),
-        ({"structures": [], "triggers": ["<"]}, "tags (structures): there must be at least one"),
+        (
+            {"structures": [], "triggers": ["<"]},
+            "tags (structures, rules): there must be at least one",
+        ),
         ({**CALLS, "triggers": ["<function="]}, "no trigger starts the begin '<fun>'"),
         ({**CALLS, "triggers": ["<fun", "<x"]}, "no begin starts with the trigger '<x'"),
         ({**CALLS, "triggers": ["<fun", ""]}, "a trigger is empty"),
         ({**CALLS, "excludes": ["x"]}, "$: Object contains unknown field `excludes`"),
-        ({"format": {"type": "token", "token": 3}}, "$.format.type: Invalid value 'token'"),
         (
-            {"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}},
-            "$.format.style: Invalid enum value 'qwen_xml'",
+            {"type": "tag", "format": ANY},
+            "$.type: Invalid enum value 'tag'; it is 'structural_tag'",
         ),
+        ({"format": {"type": "x"}}, "$.format.type: Invalid value 'x'; it is one of const_string,"),
+        (
+            {"format": {**ONE, "style": "xml"}},
+            "$.format.style: Invalid enum value 'xml'; it is one",
+        ),
+        ({"format": {**ONE, "any_order": True}}, "keys come in the schema's order"),
+        ({"format": {**ONE, "excludes": ["a"]}}, "excludes are not supported in the style json"),
+        ({"format": {**ANY, "max_tokens": 2}}, "max_chars bounds any_text"),
+        ({"format": {**ANY, "excludes": ["a", ""]}}, "excludes: a string is empty"),
+        ({"format": {"type": "token", "token": 999}}, "token: 999 is out of range; this model has"),
+        ({"format": {"type": "token", "token": "ab"}}, "'ab' is not one token of this model"),
+        ({"format": {**THINK, "end": {"type": "token", "token": 9}}}, "where token 9 ends it"),
+        ({"format": {**THINK, "content": {"type": "any_tokens"}}}, "cannot tell where '</t>' ends"),
+        ({"format": {"type": "repeat", "min": 3, "max": 2, "content": ONE}}, "max 2 is less than"),
         ({"format": {**THINK, "content": {**ONE, "json_schema": {"not": {"const": 1}}}}}, "#/not"),
         ({"format": {**ITEM, "content": {**ONE, "json_schema": {"x": 1, "type": "y"}}}}, "Invalid"),
-        ({"format": {"type": "sequence", "elements": [ANY, ONE]}}, "free text (any_text"),
-        ({"format": {"type": "star", "content": ANY}}, "free text (any_text"),
+        ({"format": {"type": "sequence", "elements": [ANY, ONE]}}, "what is free (any_text"),
+        ({"format": {"type": "star", "content": ANY}}, "what is free (any_text"),
         ({"format": {"type": "grammar", "grammar": "x"}}, "grammar: "),
         ({"format": {"type": "regex", "pattern": "("}}, "unclosed group"),
         ({"format": {"type": "or", "elements": []}}, "or: elements: there must be at least one"),

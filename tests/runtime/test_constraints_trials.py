@@ -1,11 +1,14 @@
 """The process in which grammars are tried: its bounds, its deaths, and what is remembered of it."""
 
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from boughs.lang.errors import BackendError, GrammarError, Unsupported
+from boughs.runtime.constraints import verdicts
 from boughs.runtime.constraints.compiler import GrammarCompiler
 from boughs.runtime.constraints.trials import Trials
 from boughs.runtime.constraints.worker import Bounds
@@ -82,6 +85,26 @@ def test_a_trial_that_takes_too_much_memory_fails_and_the_next_one_runs(compiler
     with pytest.raises(GrammarError, match="json_schema: it takes more memory"):
         grammars.matcher("json_schema", ENUM)
     assert not grammars.matcher("regex", "a").complete
+
+
+def test_a_verdict_is_looked_up_by_all_the_code_that_decides_it(tmp_path, monkeypatch):
+    names = "[m.__file__ for n, m in sys.modules.items() if n.startswith('boughs.') and m.__doc__]"
+    imports = f"import sys, boughs.runtime.constraints.trial; print(*{names}, sep='\\n')"
+    out = subprocess.run([sys.executable, "-P", "-c", imports], capture_output=True, text=True)
+    used = {Path(name) for name in out.stdout.split()}
+    beside = {path for path in used - {*verdicts.code()} if path.name != "__init__.py"}
+    assert {path.name for path in beside} == {"errors.py"}
+    copies = [tmp_path / str(at) for at in range(len(verdicts.code()))]
+    for copy, path in zip(copies, verdicts.code(), strict=True):
+        copy.write_bytes(path.read_bytes())
+    seen = set()
+    for copy in copies:
+        fresh = tmp_path / f"{copy.name}-changed"
+        fresh.write_bytes(copy.read_bytes() + b"#")
+        files = [fresh if path == copy else path for path in copies]
+        monkeypatch.setattr(verdicts, "code", lambda files=files: files)
+        seen.add(verdicts.fingerprint("regex", "a"))
+    assert len(seen) == len(copies)
 
 
 def test_trials_do_not_wait_for_one_another(compiler_of):
