@@ -9,8 +9,6 @@ import json
 import re
 from typing import Any
 
-from llguidance import LLMatcher
-
 from boughs.lang.constraints import JsonForm
 from boughs.lang.errors import GrammarError
 
@@ -21,7 +19,7 @@ PLAIN = JsonForm()
 
 def json_grammar(schema: Any, form: JsonForm = PLAIN) -> str:
     """The grammar of a schema that has been rewritten."""
-    return str(LLMatcher.grammar_from_json_schema(_closed(schema), overrides=_options(form)))
+    return json.dumps({"grammars": [{"json_schema": _with_options(schema, form)}]})
 
 
 def json_term(schema: Any, form: JsonForm, kind: str) -> str:
@@ -44,7 +42,7 @@ def json_term(schema: Any, form: JsonForm, kind: str) -> str:
             f"{kind}: {made.weaker[0]}: no grammar holds this keyword, and a value that is only a "
             "part of the output is not checked behind it; leave it out, and check it yourself"
         )
-    return f"%json {json.dumps({**_closed(made.schema), 'x-guidance': _options(form)})}"
+    return f"%json {json.dumps(_with_options(made.schema, form))}"
 
 
 def with_json(source: str, kind: str) -> str:
@@ -76,10 +74,10 @@ _JSON = re.compile(
 """A `%json` that stands in no string, regex or comment."""
 
 
-def _closed(schema: Any) -> Any:
+def _with_options(schema: Any, form: JsonForm) -> dict[str, Any]:
     if isinstance(schema, bool):
-        return {} if schema else {"not": {}}
-    return schema
+        schema = {} if schema else {"not": {}}
+    return {**schema, "x-guidance": _options(form)}
 
 
 def _options(form: JsonForm) -> dict[str, Any]:

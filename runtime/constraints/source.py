@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from boughs.lang.constraints import JsonForm
@@ -18,7 +17,7 @@ from boughs.lang.errors import GrammarError
 
 from .json_form import PLAIN, json_grammar, with_json
 from .schema import children, rewrite
-from .tag_rules import Vocabulary
+from .tag_rules import Vocabulary, between_slashes
 from .tags import tag_grammar
 
 MAX_SOURCE = 256 << 10
@@ -160,7 +159,7 @@ def _json_schema(source: str, form: JsonForm) -> Translated:
 
 def _choices(source: str) -> str:
     texts = json.loads(source)
-    return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, texts))))
+    return f"start: {between_slashes('|'.join(map(re.escape, texts)))}"
 
 
 def _ebnf(source: str) -> str:
@@ -172,11 +171,11 @@ def _ebnf(source: str) -> str:
         raise
     except Exception as error:  # noqa: BLE001 -- what the converter raises, in part
         raise GrammarError(f"ebnf: {error}") from None
-    return str(LLMatcher.grammar_from_lark(source))
+    return source
 
 
 def _lark(source: str, kind: str = "lark") -> str:
-    return str(LLMatcher.grammar_from_lark(with_json(source, kind)))
+    return with_json(source, kind)
 
 
 _GBNF = re.compile(r"^[ \t]*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
@@ -188,7 +187,7 @@ def _no_constant(name: str) -> None:
 
 
 def _regex(source: str) -> str:
-    return str(LLMatcher.grammar_from_regex(rusts(source)))
+    return f"start: {between_slashes(rusts(source))}"
 
 
 def rusts(pattern: str) -> str:

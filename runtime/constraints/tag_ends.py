@@ -1,10 +1,13 @@
-"""Tokens that end an output, in the strings of structural tags: nothing may have to follow them.
+"""How formats of structural tags begin and end.
 
-This module knows no grammar and no tokenizer: which tokens a string has, it is told.
+Some need not be, some begin with free text, and where a token ends the output, nothing may have to
+follow it. This module writes no grammar and knows no tokenizer: which tokens a string has, it is
+told.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from boughs.lang.errors import GrammarError
@@ -99,3 +102,30 @@ def may_lack(fmt: Format) -> bool:
             return all(map(may_lack, fmt.elements))
         case _:
             return isinstance(fmt, AnyText | AnyTokens | Maybe | Star) or fmt == ConstString("")
+
+
+def may_begin_free(fmt: Format) -> bool:
+    """Whether a format may begin with free text."""
+    match fmt:
+        case AnyText():
+            return True
+        case Elements():
+            return begin_free(fmt.elements)
+        case Or():
+            return any(map(may_begin_free, fmt.elements))
+        case Maybe() | Star() | Plus() | Repeat():
+            return may_begin_free(fmt.content)
+        case Triggered() | Dispatch():
+            return not fmt.islands().at_least_one
+        case _:
+            return False
+
+
+def begin_free(elements: Sequence[Format]) -> bool:
+    """Whether formats, one after the other, may begin with free text."""
+    for element in elements:
+        if may_begin_free(element):
+            return True
+        if not may_lack(element):
+            return False
+    return False

@@ -155,6 +155,21 @@ class Rules:
         return either(made) if made else ""
 
 
+@dataclass(frozen=True)
+class FreeRun:
+    """What is free: an expression of all of it, and of it up to what leads out of it."""
+
+    rules: Rules
+    all: str
+    of_tokens: bool = False
+
+    def up_to(self, pieces: list[Piece]) -> str:
+        """Up to and with the first of some pieces."""
+        if self.of_tokens:
+            return f"{self.all} {self.rules.spelled(pieces)}"
+        return self.rules.lead(self.all, pieces)
+
+
 def either(expressions: Iterable[str]) -> str:
     """One of some expressions; one that is empty stands for the empty text."""
     return "(" + " | ".join(text if text.strip() else '""' for text in expressions) + ")"
@@ -172,10 +187,10 @@ def without(strings: Collection[str]) -> str:
     if not strings:
         return ""
     some = "|".join(map(re.escape, strings))
-    return f" & ~{regex(f'(?s:.*)(?:{some})(?s:.*)')}"
+    return f" & ~{between_slashes(f'(?s:.*)(?:{some})(?s:.*)')}"
 
 
-def regex(pattern: str) -> str:
+def between_slashes(pattern: str) -> str:
     """A pattern between slashes: on one line, and without a slash of its own."""
     made, escaped = [], False
     for character in pattern:

@@ -19,7 +19,7 @@ from .exclusion import Resolve, excludes, local_refs
 from .json_form import json_term
 from .schema import FORMATS, escape
 from .tag_formats import KIND
-from .tag_rules import Rules, either, regex, times, without
+from .tag_rules import Rules, between_slashes, either, times, without
 
 SPACE = 4
 """Characters of white space between two properties, where nobody says how many."""
@@ -304,7 +304,7 @@ class _Writer:
         body = f"{{{least},{most}}}" if least or most != "" else "*"
         made = f"/(?s:.{body})/{self._but}"
         if "pattern" in schema:
-            made += f" & {regex(self._whole(schema['pattern'], at))}"
+            made += f" & {between_slashes(self._whole(schema['pattern'], at))}"
         return self.rules.terminal(made)
 
     def _whole(self, pattern: str, at: str) -> str:

@@ -15,7 +15,7 @@ from boughs.lang.constraints import MOST_WHITESPACE, JsonForm
 from boughs.lang.errors import GrammarError
 
 from .json_form import PLAIN, json_term, with_json
-from .tag_ends import Ends, may_lack
+from .tag_ends import Ends, begin_free, may_begin_free, may_lack
 from .tag_formats import (
     KIND,
     AnyText,
@@ -48,7 +48,7 @@ from .tag_formats import (
     WithIslands,
     read_tag,
 )
-from .tag_rules import Piece, Rules, Vocabulary, either, regex, times
+from .tag_rules import FreeRun, Piece, Rules, Vocabulary, between_slashes, either, times
 from .tag_xml import parameters
 
 
@@ -110,7 +110,7 @@ class _Writer:
                 return self._sequence(fmt.elements, ends, last=last, beside=beside)
             case Or():
                 self._require(fmt.elements, "or: elements")
-                beside = beside or any(map(_may_begin_free, fmt.elements))
+                beside = beside or any(map(may_begin_free, fmt.elements))
                 return either(self.write(e, ends, last=last, beside=beside) for e in fmt.elements)
             case Tag():
                 begin = self.rules.literal(fmt.begin, beside_text=beside)
@@ -161,7 +161,7 @@ class _Writer:
                 form = _spaced(rules.form, fmt.max_whitespace_cnt)
                 return rules.rule(json_term(schema, form, KIND))
             case Regex():
-                return rules.rule(regex(fmt.pattern))
+                return rules.rule(between_slashes(fmt.pattern))
             case Token():
                 return rules.literal(fmt)
             case ExcludeToken():
@@ -183,7 +183,7 @@ class _Writer:
         at = 0
         while at < len(elements):
             element, rest = elements[at], elements[at + 1 :]
-            before = may_lack(element) and _sequence_begins_free(rest)
+            before = may_lack(element) and begin_free(rest)
             before = before or (beside and not made)
             if not rest:
                 made.append(self.write(element, ends, last=last, beside=before))
@@ -197,7 +197,7 @@ class _Writer:
             at += 1
         return f"({' '.join(made)})" if made else self.rules.one(ends)
 
-    def _free(self, free: _Free, ends: Sequence[list[Piece]], *, last: bool) -> str:
+    def _free(self, free: FreeRun, ends: Sequence[list[Piece]], *, last: bool) -> str:
         """Any text or tokens, up to the first of its ends."""
         if ends and all(ends):
             return either(map(free.up_to, ends))
@@ -208,10 +208,10 @@ class _Writer:
             "it last, or let a const_string, a token or the end of its tag follow"
         )
 
-    def _freely(self, free: Free, ends: Sequence[list[Piece]]) -> _Free:
+    def _freely(self, free: Free, ends: Sequence[list[Piece]]) -> FreeRun:
         """Free text or tokens that one of some ends leads out of."""
         if isinstance(free, AnyText):
-            return _Free(self.rules, self.rules.text(free))
+            return FreeRun(self.rules, self.rules.text(free))
         first = {pieces[0] for pieces in ends if pieces}
         texts = [piece for piece in first if isinstance(piece, str)]
         if texts:
@@ -221,7 +221,7 @@ class _Writer:
             )
         ids = {self.rules.id(token) for token in free.exclude_tokens}
         tokens = self.rules.tokens(ids | {piece for piece in first if isinstance(piece, int)})
-        return _Free(self.rules, times(tokens, 0, free.max_tokens), of_tokens=True)
+        return FreeRun(self.rules, times(tokens, 0, free.max_tokens), of_tokens=True)
 
     def _islands(self, fmt: Islands, ends: Sequence[Mark], *, last: bool) -> str:
         self._require(fmt.tags, f"{fmt.name}: its tags (structures, rules)")
@@ -304,21 +304,6 @@ class _Writer:
             raise GrammarError(f"{KIND}: {what}: there must be at least one")
 
 
-@dataclass(frozen=True)
-class _Free:
-    """What is free: an expression of all of it, and of it up to what leads out of it."""
-
-    rules: Rules
-    all: str
-    of_tokens: bool = False
-
-    def up_to(self, pieces: list[Piece]) -> str:
-        """Up to and with the first of some pieces."""
-        if self.of_tokens:
-            return f"{self.all} {self.rules.spelled(pieces)}"
-        return self.rules.lead(self.all, pieces)
-
-
 def _repeated(content: str, fmt: Repeated) -> str:
     match fmt:
         case Maybe():
@@ -338,32 +323,6 @@ def _mark(fmt: Format) -> Mark | None:
     if isinstance(fmt, Token):
         return fmt
     return fmt.value or None if isinstance(fmt, ConstString) else None
-
-
-def _may_begin_free(fmt: Format) -> bool:
-    """Whether a format may begin with free text."""
-    match fmt:
-        case AnyText():
-            return True
-        case Elements():
-            return _sequence_begins_free(fmt.elements)
-        case Or():
-            return any(map(_may_begin_free, fmt.elements))
-        case Maybe() | Star() | Plus() | Repeat():
-            return _may_begin_free(fmt.content)
-        case Triggered() | Dispatch():
-            return not fmt.islands().at_least_one
-        case _:
-            return False
-
-
-def _sequence_begins_free(elements: Sequence[Format]) -> bool:
-    for element in elements:
-        if _may_begin_free(element):
-            return True
-        if not may_lack(element):
-            return False
-    return False
 
 
 def _spaced(form: JsonForm, most: int | None) -> JsonForm:
