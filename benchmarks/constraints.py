@@ -117,13 +117,13 @@ def compiling(about, lines):
 def masks(compiler, vocab, sources, rounds=200):
     """Seconds of a batch of masks, ours and bare, on matchers of their own that draw alike."""
     plain, matchers = ([compiler.matcher("json_schema", s) for s in sources] for _ in range(2))
-    ours, words = Masks(vocab, compiler.filler(2)), -(-vocab // 32)
+    ours, words = Masks(vocab), -(-vocab // 32)
     bits = np.zeros((len(sources), words), dtype=np.uint32)
     taken, draw = {"bare": [], "ours": []}, np.random.default_rng(0)
     for _ in range(rounds):
         began = time.perf_counter()
         for at, matcher in enumerate(plain):
-            matcher.raw.unsafe_compute_mask_ptr(bits[at].ctypes.data, words * 4)
+            matcher.state.unsafe_compute_mask_ptr(bits[at].ctypes.data, words * 4)
         taken["bare"].append(time.perf_counter() - began)
         began = time.perf_counter()
         ours.begin(matchers)
@@ -233,7 +233,7 @@ class Turns:
     def make_bare(self):
         """Make the masks of all that run, one by one."""
         requests = [self.core.scheduler.find(key) for key in self.running]
-        raws = [request.matcher.raw for request in requests if request and request.matcher]
+        raws = [request.matcher.state for request in requests if request and request.matcher]
         began = time.perf_counter(), time.process_time()
         for at, raw in enumerate(raws):
             raw.unsafe_compute_mask_ptr(self.bits[at].ctypes.data, self.words * 4)
@@ -300,7 +300,7 @@ def main():
     lines = (
         [json.loads(line) for line in args.schemas.read_text().splitlines()] if args.schemas else []
     )
-    compiler = GrammarCompiler(*about)
+    compiler = GrammarCompiler(*about, mask_threads=2)
     if lines and "coverage" in only:
         coverage(compiler, lines)
     if lines and "compile" in only:

@@ -13,14 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from llguidance import LLMatcher, LLTokenizer
-
 from boughs.lang.constraints import JsonForm
 from boughs.lang.errors import BackendError, BoughsError, GrammarError, Unsupported
 
+from .backend import Backend, State, load
 from .json_form import PLAIN
-from .matcher import Fill, Matcher, build, filler, load_tokenizer
-from .source import with_prefix
+from .matcher import Matcher
 from .trials import Trials, worker_command
 from .verdicts import Verdicts
 from .worker import Bounds
@@ -42,26 +40,21 @@ class Grammar(NamedTuple):
     """A grammar at its start.
 
     Attributes:
-        raw: To be copied.
+        state: To be copied.
+        backend: It is of this.
         weaker: JSON pointers of what it leaves out of its schema.
         prefix: Bytes of what it has every output spell first.
-        tokenizer: Its own, where it has a prefix.
     """
 
-    raw: LLMatcher
+    state: State
+    backend: Backend
     weaker: tuple[str, ...] = ()
     prefix: int = 0
-    tokenizer: LLTokenizer | None = None
 
     def matcher(self, kind: str) -> Matcher:
         """A matcher of its own for one output."""
-        return Matcher(
-            self.raw.deep_copy(),
-            kind,
-            weaker=bool(self.weaker),
-            prefix=self.prefix,
-            tokenizer=self.tokenizer,
-        )
+        state, weaker = self.state.deep_copy(), bool(self.weaker)
+        return Matcher(state, self.backend, kind, weaker=weaker, prefix=self.prefix)
 
 
 Compiled = Future[Grammar]
@@ -77,6 +70,7 @@ class GrammarCompiler:
         eos_token_ids: The tokens that may end an output.
         bounds: What compiling one grammar may take.
         cache: Where verdicts are kept on disk; None keeps them in memory alone.
+        mask_threads: How many may fill masks at the same time.
     """
 
     def __init__(
@@ -86,6 +80,8 @@ class GrammarCompiler:
         eos_token_ids: tuple[int, ...],
         bounds: Bounds = Bounds(5.0, 1 << 30),  # noqa: B008 -- a tuple
         cache: Path | None = None,
+        *,
+        mask_threads: int = 1,
     ) -> None:
         self._folder = folder = Path(folder)
         self._vocab_size = vocab_size
@@ -94,15 +90,16 @@ class GrammarCompiler:
         self._cache = cache
         self._trials = Trials(worker_command(folder, vocab_size, eos_token_ids, bounds))
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="boughs-grammars")
-        self._tokenizer: Future[tuple[LLTokenizer, Verdicts]] | None = None
+        self._mask_threads = mask_threads
+        self._loaded: Future[tuple[Backend, Verdicts]] | None = None
         self._compiled: OrderedDict[bytes, Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
     def warm(self) -> None:
         """Load the tokenizer, so that no step waits for it later; returns at once."""
         with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = self._threads.submit(self._load)
+            if self._loaded is None:
+                self._loaded = self._threads.submit(self._load)
 
     def ask(self, kind: str, source: str, form: JsonForm = PLAIN, prefix: str = "") -> Compiled:
         """The grammar of a `Constraint`; returns at once.
@@ -136,21 +133,17 @@ class GrammarCompiler:
         """
         return self.ask(kind, source, form).result().matcher(kind)
 
-    def filler(self, threads: int) -> Fill:
-        """What fills the masks of matchers in so many threads."""
-        return filler(threads)
-
     def close(self) -> None:
         """End the process that tries grammars, and the threads."""
         self._trials.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self) -> tuple[LLTokenizer, Verdicts]:
-        tokenizer = load_tokenizer(self._folder, self._vocab_size, self._eos)
+    def _load(self) -> tuple[Backend, Verdicts]:
+        backend = load(self._folder, self._vocab_size, self._eos, self._mask_threads)
         text = (self._folder / "tokenizer.json").read_text(encoding="utf-8")
         digest = hashlib.blake2b(text.encode()).hexdigest()
-        about = f"{digest} {self._vocab_size} {self._eos} {self._bounds}"
-        return tokenizer, Verdicts(self._cache, about)
+        about = f"{digest} {self._vocab_size} {self._eos} {self._bounds} {backend.version}"
+        return backend, Verdicts(self._cache, about)
 
     def _compile(self, kind: str, source: str, form: JsonForm, prefix: str) -> Grammar:
         """In a thread: a fault here fails those that asked for this grammar, and no core."""
@@ -163,26 +156,26 @@ class GrammarCompiler:
             raise BackendError(f"{kind}: compiling it failed: {error!r:.200}") from error
 
     def _made(self, kind: str, source: str, form: JsonForm, prefix: str) -> Grammar:
-        assert self._tokenizer is not None, "`ask` has begun to load it"
+        assert self._loaded is not None, "`ask` has begun to load it"
         try:
-            tokenizer, verdicts = self._tokenizer.result()
+            backend, verdicts = self._loaded.result()
         except Exception as error:
             raise Unsupported(
                 f"{kind}: this model's tokenizer is of a kind that grammars do not know: {error}",
                 kind,
             ) from error
-        if kind == HEAL:
-            made = build(tokenizer, with_prefix(None, prefix))
-            return Grammar(made, (), len(prefix.encode()), tokenizer)
-        grammar, weaker = self._tried(kind, source, form, verdicts)
-        if prefix:
-            grammar = with_prefix(grammar, prefix)
-        return Grammar(build(tokenizer, grammar), weaker, len(prefix.encode()), tokenizer)
+        grammar: str | None = None
+        weaker: tuple[str, ...] = ()
+        if kind != HEAL:
+            grammar, weaker = self._tried(kind, source, form, verdicts)
+        if prefix or grammar is None:
+            grammar = backend.with_prefix(grammar, prefix)
+        return Grammar(backend.build(grammar), backend, weaker, len(prefix.encode()))
 
     def _tried(
         self, kind: str, source: str, form: JsonForm, verdicts: Verdicts
     ) -> tuple[str, tuple[str, ...]]:
-        """A source in llguidance's form, and what of it that leaves out."""
+        """A source in the backend's form, and what of it that leaves out."""
         answer = verdicts.find(kind, source, form)
         if answer is None:
             answer = self._trials.run(kind, source, form)

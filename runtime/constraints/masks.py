@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from .matcher import Fill, Matcher
+from .matcher import Matcher
 
 Bits = NDArray[np.uint32]
 
@@ -22,12 +22,10 @@ class Masks:
 
     Args:
         vocab_size: Width of the logits.
-        fill: Fills them.
     """
 
-    def __init__(self, vocab_size: int, fill: Fill) -> None:
+    def __init__(self, vocab_size: int) -> None:
         self._bits = np.zeros((0, -(-vocab_size // 32)), dtype=np.uint32)
-        self._fill = fill
         self._jobs: SimpleQueue[Sequence[Matcher] | None] = SimpleQueue()
         self._made: SimpleQueue[Bits | Exception] = SimpleQueue()
         threading.Thread(target=self._run, name="boughs-masks", daemon=True).start()
@@ -56,7 +54,7 @@ class Masks:
                 self._bits = np.zeros((len(matchers), self._bits.shape[1]), dtype=np.uint32)
             bits = self._bits[: len(matchers)]
             try:
-                self._fill(matchers, bits)
+                matchers[0].backend.fill([matcher.state for matcher in matchers], bits)
             except Exception as error:  # noqa: BLE001 -- who waits gets it
                 self._made.put(error)
             else:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
-
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from typing import Any
 
 from boughs.lang.constraints import JsonForm
 from boughs.lang.errors import GrammarError
 
-from .json_form import PLAIN, json_grammar, with_json
+from .backend import Translated
+from .json_form import json_grammar, with_json
 from .schema import children, rewrite
 from .tag_rules import Vocabulary, between_slashes
 from .tags import tag_grammar
@@ -24,26 +23,14 @@ MAX_SOURCE = 256 << 10
 """Bytes of a source. A core that builds from more holds its other requests up."""
 
 
-class Translated(NamedTuple):
-    """A grammar in llguidance's form, and what of a schema it leaves out, by JSON pointers."""
-
-    grammar: str
-    weaker: tuple[str, ...] = ()
-
-
-def translate(
-    kind: str,
-    source: str,
-    form: JsonForm = PLAIN,
-    vocabulary: Vocabulary | None = None,
-) -> Translated:
+def translate(kind: str, source: str, form: JsonForm, vocabulary: Vocabulary) -> Translated:
     """The grammar of a source.
 
     Args:
         kind: `regex`, `json_schema`, `ebnf`, `lark`, `choices` or `structural_tag`.
         source: Of `choices` a JSON list.
         form: How JSON is written, of schemas and structural tags.
-        vocabulary: The tokens; of structural tags.
+        vocabulary: The tokens.
 
     Raises:
         GrammarError: Names the kind, and what is wrong with the source.
@@ -56,6 +43,8 @@ def translate(
             return Translated(tag_grammar(source, form, vocabulary))
         if kind == "json_schema":
             return _json_schema(source, form)
+        if kind == "ebnf":
+            return Translated(_ebnf(source, vocabulary))
         return Translated(_GRAMMARS[kind](source))
     except RecursionError:
         raise GrammarError(f"{kind}: it is nested too deeply", kind) from None
@@ -162,16 +151,13 @@ def _choices(source: str) -> str:
     return f"start: {between_slashes('|'.join(map(re.escape, texts)))}"
 
 
-def _ebnf(source: str) -> str:
+def _ebnf(source: str, vocabulary: Vocabulary) -> str:
     if not _GBNF.search(source):
         return _lark(source, "ebnf")
     try:
-        source = gbnf_to_lark(source)
-    except RecursionError:
-        raise
-    except Exception as error:  # noqa: BLE001 -- what the converter raises, in part
+        return vocabulary.lark(source)
+    except GrammarError as error:
         raise GrammarError(f"ebnf: {error}") from None
-    return source
 
 
 def _lark(source: str, kind: str = "lark") -> str:
@@ -219,6 +205,5 @@ _PYTHONS = re.compile(
 _GRAMMARS: dict[str, Callable[[str], str]] = {
     "regex": _regex,
     "choices": _choices,
-    "ebnf": _ebnf,
     "lark": _lark,
 }

@@ -23,7 +23,7 @@ Piece = str | int
 
 
 class Vocabulary(Protocol):
-    """What a tag must know of the tokens."""
+    """What must be known of the tokens, and of the one language that another translates."""
 
     @property
     def size(self) -> int:
@@ -41,6 +41,9 @@ class Vocabulary(Protocol):
 
     def is_special(self, token: int) -> bool:
         """Whether it is none of those that text is made of."""
+
+    def lark(self, gbnf: str) -> str:
+        """A GBNF grammar in Lark; raises `GrammarError`."""
 
 
 @dataclass

@@ -9,12 +9,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llguidance.gbnf_to_lark import gbnf_to_lark
-
 from boughs.lang.constraints import MOST_WHITESPACE, JsonForm
 from boughs.lang.errors import GrammarError
 
-from .json_form import PLAIN, json_term, with_json
+from .json_form import json_term, with_json
 from .tag_ends import Ends, begin_free, may_begin_free, may_lack
 from .tag_formats import (
     KIND,
@@ -52,36 +50,18 @@ from .tag_rules import FreeRun, Piece, Rules, Vocabulary, between_slashes, eithe
 from .tag_xml import parameters
 
 
-class NoTokens:
-    """A vocabulary of text alone."""
-
-    size = 0
-    eos: tuple[int, ...] = ()
-
-    def pieces(self, text: str) -> list[Piece]:
-        """The text."""
-        return [text] if text else []
-
-    def token(self, text: str) -> None:
-        """None."""
-
-    def is_special(self, token: int) -> bool:
-        """No."""
-        return token < 0
-
-
-def tag_grammar(source: str, form: JsonForm = PLAIN, vocabulary: Vocabulary | None = None) -> str:
+def tag_grammar(source: str, form: JsonForm, vocabulary: Vocabulary) -> str:
     """The grammar of a structural tag.
 
     Args:
         source: JSON.
         form: How JSON in it is written.
-        vocabulary: The tokens; without, there is text alone.
+        vocabulary: The tokens.
 
     Raises:
         GrammarError: Names what is wrong with it.
     """
-    rules = Rules(vocabulary or NoTokens(), form)
+    rules = Rules(vocabulary, form)
     fmt = read_tag(source)
     Ends(rules).check(fmt)
     start = _Writer(rules).write(fmt, [], last=True)
@@ -172,8 +152,8 @@ class _Writer:
                 return rules.grammar(with_json(fmt.grammar, KIND))
             case Grammar():
                 try:
-                    return rules.grammar(gbnf_to_lark(fmt.grammar))
-                except Exception as error:  # noqa: BLE001 -- what the converter raises, in part
+                    return rules.grammar(rules.vocabulary.lark(fmt.grammar))
+                except GrammarError as error:
                     raise GrammarError(f"{KIND}: grammar: {error}") from None
 
     def _sequence(

@@ -16,6 +16,7 @@ import msgspec
 
 from boughs.lang.constraints import JsonForm
 
+from . import backend
 from .json_form import PLAIN
 from .worker import Answer, Bounds, Job
 
@@ -31,7 +32,7 @@ def worker_command(folder: Path, vocab_size: int, eos: Sequence[int], bounds: Bo
     """The command that starts the process; `-P` for the reason that `core_command` gives."""
     return [
         *(sys.executable, "-P", "-m", "boughs.runtime.constraints"),
-        *("--folder", str(folder), "--vocab-size", str(vocab_size)),
+        *("--folder", str(folder), "--vocab-size", str(vocab_size), "--backend", backend.MODULE),
         *("--eos", ",".join(map(str, eos))),
         *("--seconds", str(bounds.seconds), "--memory", str(bounds.memory)),
     ]

@@ -13,7 +13,6 @@ import os
 import tempfile
 from pathlib import Path
 
-import llguidance
 import msgspec
 
 from boughs.lang import constraints
@@ -33,15 +32,15 @@ def code() -> list[Path]:
 
 @functools.cache
 def _digest(files: tuple[Path, ...]) -> bytes:
-    """A digest of llguidance's version, and of files, that are read once."""
-    digest = hashlib.blake2b(llguidance.get_version().encode())
+    """A digest of files, that are read once."""
+    digest = hashlib.blake2b()
     for path in files:
         digest.update(path.read_bytes())
     return digest.digest()
 
 
 def fingerprint(*parts: str) -> str:
-    """A digest of texts, and of all else that a verdict depends on."""
+    """A digest of texts, and of our code."""
     digest = hashlib.blake2b(_digest(tuple(code())), digest_size=20)
     for part in parts:
         raw = part.encode("utf-8", "replace")
@@ -54,12 +53,12 @@ class Verdicts:
 
     Args:
         folder: Where they are kept; None keeps none.
-        tokenizer: What tells tokenizers, and the limits of trials, apart.
+        about: What tells tokenizers, backends and the limits of trials apart.
     """
 
-    def __init__(self, folder: Path | None, tokenizer: str) -> None:
+    def __init__(self, folder: Path | None, about: str) -> None:
         self._folder = folder
-        self._tokenizer = tokenizer
+        self._about = about
 
     def find(self, kind: str, source: str, form: JsonForm = PLAIN) -> Answer | None:
         """What is known of a source."""
@@ -88,7 +87,7 @@ class Verdicts:
     def _path(self, kind: str, source: str, form: JsonForm) -> Path | None:
         if self._folder is None:
             return None
-        return self._folder / fingerprint(self._tokenizer, kind, source, str(form))
+        return self._folder / fingerprint(self._about, kind, source, str(form))
 
     def _prune(self, folder: Path) -> None:
         files = list(folder.iterdir())

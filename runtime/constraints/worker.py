@@ -25,8 +25,8 @@ import msgspec
 
 from boughs.lang.constraints import JsonForm
 
+from . import backend
 from .json_form import PLAIN
-from .matcher import load_tokenizer
 from .trial import Verdict, try_source
 
 STACK = 1 << 20
@@ -91,6 +91,7 @@ def main() -> int:
     """Try grammars until the input ends. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="boughs.runtime.constraints")
     parser.add_argument("--folder", required=True, type=Path, help="the model's")
+    parser.add_argument("--backend", required=True, help="the module that it is from")
     parser.add_argument("--vocab-size", required=True, type=int)
     parser.add_argument("--eos", required=True, help="token ids, comma-separated")
     parser.add_argument("--seconds", required=True, type=float, help="for one grammar")
@@ -98,11 +99,11 @@ def main() -> int:
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the whole terminal
     eos = tuple(int(id_) for id_ in args.eos.split(",") if id_)
-    tokenizer = load_tokenizer(args.folder, args.vocab_size, eos)
+    loaded = backend.load(args.folder, args.vocab_size, eos, module=args.backend)
     bounds = Bounds(args.seconds, args.memory)
 
     def attempt(job: Job) -> Verdict:
-        return try_source(tokenizer, args.vocab_size, job.kind, job.source, job.form, eos=eos)
+        return try_source(loaded, args.vocab_size, job.kind, job.source, job.form)
 
     Server(attempt, bounds).run()
     return 0

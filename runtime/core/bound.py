@@ -19,13 +19,12 @@ from boughs.runtime.core.request import Request
 from boughs.runtime.messages import Limits, Submit
 
 
-def compiler(config: EngineConfig, limits: Limits) -> GrammarCompiler:
+def compiler(config: EngineConfig, limits: Limits, mask_threads: int) -> GrammarCompiler:
     """What compiles grammars for a core's tokenizer; verdicts are kept in the cache folder."""
     bounds = Bounds(config.grammar_timeout, parse_bytes(config.grammar_memory, "grammar_memory"))
     cache = default_home() / "grammars"
-    return GrammarCompiler(
-        config.model_path, limits.vocab_size, limits.eos_token_ids, bounds, cache
-    )
+    sizes = (limits.vocab_size, limits.eos_token_ids)
+    return GrammarCompiler(config.model_path, *sizes, bounds, cache, mask_threads=mask_threads)
 
 
 class Bound:

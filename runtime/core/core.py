@@ -116,8 +116,8 @@ class Core:
             max_batched_tokens=placement.max_batched_tokens,
         )
         threads = config.threads or len(os.sched_getaffinity(0))
-        grammars = grammars or compiler(config, self.limits)
-        masks = Masks(self.runner.vocab_size, grammars.filler(threads))
+        grammars = grammars or compiler(config, self.limits, threads)
+        masks = Masks(self.runner.vocab_size)
         self._bound = Bound(grammars, masks, jump=not config.disable_jump_forward)
         self._texts = Texts(tokenizer or (lambda: Tokenizer.load(folder)))
         self._next = NextTokens(self.scheduler, self._bound, self.runner.filters)

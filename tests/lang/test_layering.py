@@ -74,6 +74,15 @@ def test_a_file_imports_what_its_package_may(path):
                 assert parts[2] in RUNTIME_MAY_USE, f"{path} imports {name}"
 
 
+def test_one_file_knows_the_backend_of_constraints():
+    """Of the runtime; `lang` asks it what it has against a schema where that is written."""
+    users = {path for path in sources() if "llguidance" in {n.split(".")[0] for n in imports(path)}}
+    assert {str(path.relative_to(ROOT)) for path in users} == {
+        "runtime/constraints/llguidance_backend.py",
+        "lang/schemas.py",
+    }
+
+
 def test_the_table_names_the_packages_that_there_are():
     assert set(ALLOWED) == set(NEVER) == set(PACKAGES)
     links = {path.name for path in (ROOT / "boughs").iterdir() if path.is_symlink()}

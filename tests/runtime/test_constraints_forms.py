@@ -8,8 +8,7 @@ from hypothesis import given, settings, strategies as st
 from boughs.lang.constraints import JsonForm
 from boughs.lang.sampling import SamplingParams
 from boughs.runtime.constraints.compiler import GrammarCompiler
-from boughs.runtime.constraints.matcher import build, load_tokenizer
-from boughs.runtime.constraints.source import translate
+from boughs.runtime.constraints.llguidance_backend import load
 
 VOCAB, EOS = 384, 2
 SCHEMA = {
@@ -22,13 +21,13 @@ VALUE = {"a": [1, 2], "b": None}
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model):
-    return load_tokenizer(tiny_model, VOCAB, (EOS,))
+def backend(tiny_model):
+    return load(tiny_model, VOCAB, (EOS,))
 
 
-def accepts(tokenizer, constraint, text):
-    raw = build(tokenizer, translate(*constraint).grammar)
-    ids = tokenizer.tokenize_str(text)
+def accepts(backend, constraint, text):
+    raw = backend.build(backend.translate(*constraint).grammar)
+    ids = backend.tokenizer.tokenize_str(text)
     return raw.try_consume_tokens(ids) == len(ids) and raw.is_accepting()
 
 
@@ -59,14 +58,14 @@ def written(*, item=", ", key=": ", indent=None):
         ),
     ],
 )
-def test_white_space_is_as_asked_for(tokenizer, field, how, fits, wrong):
+def test_white_space_is_as_asked_for(backend, field, how, fits, wrong):
     source = SCHEMA
     if field == "structural_tag":
         source = {"format": {"type": "json_schema", "json_schema": SCHEMA}}
     for text in fits:
-        assert accepts(tokenizer, constraint(**{field: source}, **how), text), text
+        assert accepts(backend, constraint(**{field: source}, **how), text), text
     for text in wrong:
-        assert not accepts(tokenizer, constraint(**{field: source}, **how), text), text
+        assert not accepts(backend, constraint(**{field: source}, **how), text), text
 
 
 def test_a_form_has_a_grammar_of_its_own(tiny_model, tmp_path):
@@ -80,23 +79,23 @@ def test_a_form_has_a_grammar_of_its_own(tiny_model, tmp_path):
             assert tight is not one
             for form, text in ((JsonForm(), written()), (closed, written(item=",", key=":"))):
                 matcher = compiler.matcher("json_schema", source, form)
-                ids = load_tokenizer(tiny_model, VOCAB, (EOS,)).tokenize_str(text)
-                assert matcher.raw.try_consume_tokens(ids) == len(ids)
+                ids = load(tiny_model, VOCAB, (EOS,)).tokenizer.tokenize_str(text)
+                assert matcher.state.try_consume_tokens(ids) == len(ids)
         finally:
             compiler.close()
     assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("text", ["{}", '{"a": [1, {"b": null}]}', "[]", "1", ""])
-def test_a_json_object_is_any(tokenizer, text):
-    assert accepts(tokenizer, constraint(json_object=True), text) == text.startswith("{")
+def test_a_json_object_is_any(backend, text):
+    assert accepts(backend, constraint(json_object=True), text) == text.startswith("{")
 
 
-def test_what_only_llguidance_takes_for_a_setting_is_an_annotation(tokenizer):
+def test_what_only_llguidance_takes_for_a_setting_is_an_annotation(backend):
     lenient = {"x-guidance": {"lenient": True, "whitespace_flexible": True}, **SCHEMA}
-    assert accepts(tokenizer, constraint(json_schema=lenient), written())
-    assert not accepts(tokenizer, constraint(json_schema=lenient), written(indent=1))
-    made = translate(*constraint(json_schema={**lenient, "not": {"const": 1}}))
+    assert accepts(backend, constraint(json_schema=lenient), written())
+    assert not accepts(backend, constraint(json_schema=lenient), written(indent=1))
+    made = backend.translate(*constraint(json_schema={**lenient, "not": {"const": 1}}))
     assert made.weaker == ("#/not",)
 
 
@@ -105,36 +104,36 @@ def test_what_only_llguidance_takes_for_a_setting_is_an_annotation(tokenizer):
     st.lists(st.text('ab é\n."\\#|(', max_size=4), max_size=4),
 )
 @settings(max_examples=100, deadline=None)
-def test_choices_are_the_texts_themselves(tokenizer, choices, others):
+def test_choices_are_the_texts_themselves(backend, choices, others):
     for text in [*choices, *others]:
-        assert accepts(tokenizer, constraint(choices=choices), text) == (text in choices)
+        assert accepts(backend, constraint(choices=choices), text) == (text in choices)
 
 
-def test_lark_is_lark_alone(tokenizer):
+def test_lark_is_lark_alone(backend):
     grammar = 'start: "a" /[0-9]+/'
-    assert accepts(tokenizer, constraint(lark=grammar), "a12")
-    assert accepts(tokenizer, constraint(ebnf=grammar), "a12")
+    assert accepts(backend, constraint(lark=grammar), "a12")
+    assert accepts(backend, constraint(ebnf=grammar), "a12")
     with pytest.raises(ValueError, match=r"^(?!ebnf)"):
-        build(tokenizer, translate(*constraint(lark='root ::= "a"')).grammar)
+        backend.build(backend.translate(*constraint(lark='root ::= "a"')).grammar)
 
 
 @pytest.mark.parametrize("kind", ["lark", "ebnf"])
-def test_schemas_within_lark_are_read_as_others_are(tokenizer, kind):
+def test_schemas_within_lark_are_read_as_others_are(backend, kind):
     schema = {
         "type": "array",
         "items": {"oneOf": [{"const": 1}, {"type": "string", "format": "x"}]},
     }
     source = f'start: "%json {{" j // %json {{\nj: %json {json.dumps(schema, indent=1)}\n'
-    assert accepts(tokenizer, constraint(**{kind: source}), '%json {[1, "x"]')
-    assert not accepts(tokenizer, constraint(**{kind: source}), '%json {[1,  "x"]')
-    assert not accepts(tokenizer, constraint(**{kind: source}), "%json {[2]")
+    assert accepts(backend, constraint(**{kind: source}), '%json {[1, "x"]')
+    assert not accepts(backend, constraint(**{kind: source}), '%json {[1,  "x"]')
+    assert not accepts(backend, constraint(**{kind: source}), "%json {[2]")
     with pytest.raises(ValueError, match=rf"^{kind}: %json: #/not: no grammar holds this"):
-        translate(kind, 'start: %json {"not": {"const": 1}}')
+        backend.translate(kind, 'start: %json {"not": {"const": 1}}')
     with pytest.raises(ValueError, match=rf"^{kind}: %json: Expecting"):
-        translate(kind, 'start: %json {"not": }')
+        backend.translate(kind, 'start: %json {"not": }')
 
 
-def test_a_place_in_lark_is_the_users(tokenizer):
+def test_a_place_in_lark_is_the_users(backend):
     source = 'start: j x\nj: %json {\n"type": "null"\n}\nx: nope'
     with pytest.raises(ValueError, match=r"5\(\d+\): unknown name"):
-        build(tokenizer, translate("lark", source).grammar)
+        backend.build(backend.translate("lark", source).grammar)

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 import boughs
 from boughs.runtime.config import EngineConfig
-from boughs.runtime.constraints.matcher import load_tokenizer
+from boughs.runtime.constraints.llguidance_backend import load
 from boughs.runtime.front.front import Front
 from boughs.runtime.front.link import thread_link
 
@@ -169,8 +169,8 @@ def test_a_response_format_may_be_a_structural_tag(client):
 @pytest.mark.parametrize("seed", range(4))
 def test_islands_come_in_free_text(site, tiny_model, seed):
     """A bias makes a random model write triggers now and then, and an end."""
-    tokenizer = load_tokenizer(tiny_model, 384, (2,))
-    ids = {text: tokenizer.tokenize_str(text)[0] for text in "<fa"}
+    backend = load(tiny_model, 384, (2,))
+    ids = {text: backend.tokenizer.tokenize_str(text)[0] for text in "<fa"}
     bias = {str(id_): 100 for id_ in ids.values()} | {"2": 97}
     params = {**PARAMS, "temperature": 1.0, "max_new_tokens": 400, "seed": seed}
     tag = {**TAG, "at_least_one": True}

@@ -11,16 +11,15 @@ from boughs.runtime.constraints.masks import Masks
 VOCAB, EOS = 384, 2
 
 
-@pytest.fixture(scope="module")
-def grammars(tiny_model):
-    compiler = GrammarCompiler(tiny_model, VOCAB, (EOS,))
+@pytest.fixture(scope="module", params=[1, 3])
+def grammars(tiny_model, request):
+    compiler = GrammarCompiler(tiny_model, VOCAB, (EOS,), mask_threads=request.param)
     yield compiler
     compiler.close()
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_masks_of_a_step_are_those_of_each_matcher(grammars, threads):
-    masks = Masks(VOCAB, grammars.filler(threads))
+def test_masks_of_a_step_are_those_of_each_matcher(grammars):
+    masks = Masks(VOCAB)
     sources = ["[ab]c", "a+b?", "x{3}y", "(one|two)"] * 3
     matchers = [grammars.matcher("regex", source) for source in sources]
     draw = np.random.default_rng(0)
@@ -38,8 +37,8 @@ def test_masks_of_a_step_are_those_of_each_matcher(grammars, threads):
 def test_the_error_of_one_matcher_leaves_the_others(grammars):
     heavy = grammars.matcher("regex", "(?:[a-z]{1,9}|[0-9a-f]{1,9}){1,40}")
     light = grammars.matcher("regex", "[ab]c")
-    masks = Masks(VOCAB, grammars.filler(1))
-    heavy.raw.consume_token(EOS)  # which it does not allow: an error that stays
+    masks = Masks(VOCAB)
+    heavy.state.consume_token(EOS)  # which it does not allow: an error that stays
     masks.begin([heavy, light])
     bits = masks.take()
     light.check()
@@ -50,7 +49,7 @@ def test_the_error_of_one_matcher_leaves_the_others(grammars):
 
 
 def test_a_fault_of_the_filling_thread_reaches_who_waits_for_it(grammars):
-    masks = Masks(VOCAB, grammars.filler(1))
+    masks = Masks(VOCAB)
     matcher = grammars.matcher("regex", "[ab]c")
     masks.begin([matcher, matcher])  # which two threads may not use at once
     with pytest.raises(RuntimeError, match="borrowed"):

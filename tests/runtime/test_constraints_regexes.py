@@ -8,8 +8,8 @@ import regex
 from hypothesis import given, reject, settings, strategies as st
 
 from boughs.lang.errors import GrammarError
-from boughs.runtime.constraints.matcher import Matcher, build, load_tokenizer
-from boughs.runtime.constraints.source import translate
+from boughs.runtime.constraints.llguidance_backend import load
+from boughs.runtime.constraints.matcher import Matcher
 
 VOCAB, EOS = 384, 2
 
@@ -37,30 +37,30 @@ patterns = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model):
-    return load_tokenizer(tiny_model, VOCAB, (EOS,))
+def backend(tiny_model):
+    return load(tiny_model, VOCAB, (EOS,))
 
 
-def matcher_of(tokenizer, pattern):
+def matcher_of(backend, pattern):
     try:
-        return Matcher(build(tokenizer, translate("regex", pattern).grammar), "regex")
+        return Matcher(backend.build(backend.translate("regex", pattern).grammar), backend, "regex")
     except GrammarError as error:
         if "by a fault of its own" not in str(error):
             raise
         reject()  # llguidance 1.9 panics on a few, such as (\w|(é|\w)): they are refused
 
 
-def test_what_the_compiler_panics_on_is_refused_with_a_mend(tokenizer):
+def test_what_the_compiler_panics_on_is_refused_with_a_mend(backend):
     with pytest.raises(GrammarError, match="by a fault of its own; write it another way"):
-        build(tokenizer, translate("regex", r"(\w|(é|\w))").grammar)
+        backend.build(backend.translate("regex", r"(\w|(é|\w))").grammar)
 
 
 @given(patterns, st.lists(st.text('ab1Aé/."\n {', max_size=6), min_size=1, max_size=5))
 @settings(max_examples=2000, deadline=None)
-def test_a_text_is_accepted_where_it_matches_wholly(tokenizer, pattern, texts):
-    fresh = matcher_of(tokenizer, pattern).raw
+def test_a_text_is_accepted_where_it_matches_wholly(backend, pattern, texts):
+    fresh = matcher_of(backend, pattern).state
     for text in texts:
-        raw, ids = fresh.deep_copy(), tokenizer.tokenize_str(text)
+        raw, ids = fresh.deep_copy(), backend.tokenizer.tokenize_str(text)
         taken = raw.try_consume_tokens(ids) == len(ids) and raw.is_accepting()
         if raw.is_error():
             reject()  # of nested repeats of large classes there may be too many to follow
@@ -80,18 +80,18 @@ def test_a_text_is_accepted_where_it_matches_wholly(tokenizer, pattern, texts):
         (r"[[:alpha:]]+", ["aB"], ["1"]),
     ],
 )
-def test_what_users_write(tokenizer, pattern, fits, wrong):
-    fresh = matcher_of(tokenizer, pattern).raw
+def test_what_users_write(backend, pattern, fits, wrong):
+    fresh = matcher_of(backend, pattern).state
     for text in (*fits, *wrong):
-        raw, ids = fresh.deep_copy(), tokenizer.tokenize_str(text)
+        raw, ids = fresh.deep_copy(), backend.tokenizer.tokenize_str(text)
         taken = raw.try_consume_tokens(ids) == len(ids) and raw.is_accepting()
         assert taken == (text in fits), text
 
 
 @given(patterns, st.integers(0, 2**32 - 1))
 @settings(max_examples=1000, deadline=None)
-def test_what_is_drawn_matches_wholly(tokenizer, pattern, seed):
-    matcher, tokens = matcher_of(tokenizer, pattern), []
+def test_what_is_drawn_matches_wholly(backend, pattern, seed):
+    matcher, tokens = matcher_of(backend, pattern), []
     draw = np.random.default_rng(seed)
     while len(tokens) < 60 and not matcher.complete:
         try:
@@ -100,17 +100,17 @@ def test_what_is_drawn_matches_wholly(tokenizer, pattern, seed):
         except GrammarError:
             reject()  # too many to follow, as above
     if matcher.complete:
-        text = tokenizer.decode_bytes([token for token in tokens if token != EOS]).decode()
+        text = backend.tokenizer.decode_bytes([token for token in tokens if token != EOS]).decode()
         # Of characters that are in no Unicode yet, one may know more than the other.
         if not any(unicodedata.category(character) == "Cn" for character in text):
             assert regex.fullmatch(pattern, text)
 
 
 @pytest.mark.parametrize("pattern", ["a++a", "a*+", "(ab)?+", "a{2}+", "a{,2}+", "a{1,}+b"])
-def test_possessive_quantifiers_are_refused_with_their_place(pattern):
+def test_possessive_quantifiers_are_refused_with_their_place(backend, pattern):
     """Rust reads `a++` as `(a+)+`, which allows more."""
     at = pattern.index("+", pattern.index("{") if "{" in pattern else pattern.index("+"))
     at += pattern[at : at + 2] == "++"
     with pytest.raises(GrammarError, match=f"^regex: possessive quantifiers .* position {at}:"):
-        translate("regex", pattern)
-    assert translate("regex", r"a\++[++]+[*]+\*+").grammar
+        backend.translate("regex", pattern)
+    assert backend.translate("regex", r"a\++[++]+[*]+\*+").grammar

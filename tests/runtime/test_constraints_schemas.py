@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from boughs.runtime.constraints.check import violation
 from boughs.runtime.constraints.exclusion import excludes, local_refs
-from boughs.runtime.constraints.matcher import Matcher, build, load_tokenizer
+from boughs.runtime.constraints.llguidance_backend import load
+from boughs.runtime.constraints.matcher import Matcher
 from boughs.runtime.constraints.schema import rewrite
 from boughs.runtime.constraints.trial import try_source
 
@@ -19,8 +20,8 @@ SAMPLE = Path(__file__).parents[3] / "shared" / "data" / "schemas" / "sample.jso
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model):
-    return load_tokenizer(tiny_model, VOCAB, (EOS,))
+def backend(tiny_model):
+    return load(tiny_model, VOCAB, (EOS,))
 
 
 # ---- small schemas and values ----
@@ -142,8 +143,8 @@ def test_a_rewritten_schema_allows_what_is_valid_and_no_more_unless_it_says_so(
         ({"items": {"minItems": "x"}}, "#/items: Expected positive integer for 'minItems'"),
     ],
 )
-def test_an_error_names_the_pointer(tokenizer, schema, at):
-    verdict = try_source(tokenizer, VOCAB, "json_schema", json.dumps(schema))
+def test_an_error_names_the_pointer(backend, schema, at):
+    verdict = try_source(backend, VOCAB, "json_schema", json.dumps(schema))
     assert verdict.grammar is None
     assert verdict.error.startswith(f"json_schema: {at}")
 
@@ -220,10 +221,10 @@ def parts(schema, root, depth=0):
             yield from parts(sub, root, depth + 1)
 
 
-def accepts(tokenizer, grammar, text):
+def accepts(backend, grammar, text):
     """Whether a grammar accepts a text, token by token, and it may end there."""
-    matcher = Matcher(build(tokenizer, grammar), "json_schema")
-    for token in tokenizer.tokenize_str(text):
+    matcher = Matcher(backend.build(grammar), backend, "json_schema")
+    for token in backend.tokenizer.tokenize_str(text):
         if not matcher.mask(VOCAB)[token]:
             return False
         matcher.accept(token)
@@ -231,22 +232,22 @@ def accepts(tokenizer, grammar, text):
 
 
 @pytest.mark.skipif(not SAMPLE.exists(), reason="needs ../shared/data/schemas")
-def test_real_schemas_compile_and_take_their_valid_instances_alone(tokenizer):
+def test_real_schemas_compile_and_take_their_valid_instances_alone(backend):
     lines = [json.loads(line) for line in SAMPLE.read_text().splitlines()]
     refused, reordered, count = {}, 0, 0
     for line in lines:
         schema, source = line["schema"], json.dumps(line["schema"])
-        verdict = try_source(tokenizer, VOCAB, "json_schema", source)
+        verdict = try_source(backend, VOCAB, "json_schema", source)
         if verdict.grammar is None:
             refused[line["id"]] = verdict.error
             continue
         for test in line["tests"]:
             count += 1
             text = json.dumps(test["data"], ensure_ascii=False)
-            taken = accepts(tokenizer, verdict.grammar, text)
+            taken = accepts(backend, verdict.grammar, text)
             if not taken and test["valid"]:
                 text = json.dumps(written(test["data"], schema, schema), ensure_ascii=False)
-                taken = accepts(tokenizer, verdict.grammar, text)
+                taken = accepts(backend, verdict.grammar, text)
                 reordered += taken
             if taken and verdict.weaker:
                 taken = violation(source, text) is None
@@ -257,26 +258,26 @@ def test_real_schemas_compile_and_take_their_valid_instances_alone(tokenizer):
     assert reordered < 20  # where only the order was another, or 1.0 was written for 1
 
 
-def test_a_remote_reference_is_never_fetched(tokenizer):
+def test_a_remote_reference_is_never_fetched(backend):
     source = '{"items": {"$ref": "http://127.0.0.1:9/x"}}'
-    assert "127.0.0.1:9/x" in try_source(tokenizer, VOCAB, "json_schema", source).error
+    assert "127.0.0.1:9/x" in try_source(backend, VOCAB, "json_schema", source).error
 
 
 @pytest.mark.skipif(not SAMPLE.exists(), reason="needs ../shared/data/schemas")
-def test_what_is_drawn_under_real_schemas_is_valid_or_cut(tokenizer):
+def test_what_is_drawn_under_real_schemas_is_valid_or_cut(backend):
     """Tokens at random; what ends is valid, or its violation is told."""
     draw, whole = np.random.default_rng(0), 0
     for line in SAMPLE.read_text().splitlines():
         source = json.dumps(json.loads(line)["schema"])
-        verdict = try_source(tokenizer, VOCAB, "json_schema", source)
+        verdict = try_source(backend, VOCAB, "json_schema", source)
         if verdict.grammar is None:
             continue
-        matcher, tokens = Matcher(build(tokenizer, verdict.grammar), "json_schema"), []
+        matcher, tokens = Matcher(backend.build(verdict.grammar), backend, "json_schema"), []
         while len(tokens) < 128 and not matcher.complete:
             tokens.append(int(draw.choice(np.flatnonzero(matcher.mask(VOCAB)))))
             matcher.accept(tokens[-1])
         if matcher.complete:
             whole += 1
-            text = tokenizer.decode_str([token for token in tokens if token != EOS])
+            text = backend.tokenizer.decode_str([token for token in tokens if token != EOS])
             assert verdict.weaker or violation(source, text) is None, f"{source}: {text}"
     assert whole > 20

@@ -4,7 +4,8 @@ import pytest
 
 from boughs.lang.errors import GrammarError
 from boughs.runtime.constraints.compiler import GrammarCompiler
-from boughs.runtime.constraints.matcher import MAX_MESSAGE, load_tokenizer
+from boughs.runtime.constraints.llguidance_backend import load
+from boughs.runtime.constraints.matcher import MAX_MESSAGE
 from boughs.runtime.constraints.worker import Bounds
 
 VOCAB, EOS = 384, 2
@@ -105,10 +106,10 @@ LARK = 'start: term ("+" term)*\nterm: /[0-9]{1,2}/ | "(" start ")"'
     ("text", "whole"), [("1+22", True), ("(1+2)+3", True), ("1+", False), ("123", False)]
 )
 def test_gbnf_and_lark_say_the_same(grammars, tiny_model, source, text, whole):
-    tokenizer = load_tokenizer(tiny_model, VOCAB, (EOS,))
+    backend = load(tiny_model, VOCAB, (EOS,))
     matcher = grammars.matcher("ebnf", source)
-    ids = tokenizer.tokenize_str(text)
-    taken = matcher.raw.try_consume_tokens(ids)
+    ids = backend.tokenizer.tokenize_str(text)
+    taken = matcher.state.try_consume_tokens(ids)
     assert (taken == len(ids) and matcher.accepting) == whole
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from boughs.lang.constraints import JsonForm
-from boughs.runtime.constraints.matcher import Matcher, build, load_tokenizer
-from boughs.runtime.constraints.tags import tag_grammar
+from boughs.runtime.constraints.llguidance_backend import load
+from boughs.runtime.constraints.matcher import Matcher
 from boughs.runtime.constraints.trial import try_source
 
 VOCAB, EOS, START = 384, 2, 1
@@ -17,8 +17,8 @@ ANY, TOKENS = {"type": "any_text"}, {"type": "any_tokens"}
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model):
-    return load_tokenizer(tiny_model, VOCAB, (EOS,))
+def backend(tiny_model):
+    return load(tiny_model, VOCAB, (EOS,))
 
 
 def const(value):
@@ -37,21 +37,23 @@ def sequence(*elements):
     return {"type": "sequence", "elements": [*elements]}
 
 
-def grammar_of(tokenizer, fmt):
-    verdict = try_source(
-        tokenizer, VOCAB, "structural_tag", json.dumps({"format": fmt}), eos=(EOS,)
-    )
+def grammar_of(backend, fmt):
+    verdict = try_source(backend, VOCAB, "structural_tag", json.dumps({"format": fmt}))
     assert verdict.error is None
     return verdict.grammar
 
 
-def takes(tokenizer, grammar, ids):
-    raw = build(tokenizer, grammar)
+def takes(backend, grammar, ids):
+    raw = backend.build(grammar)
     return raw.try_consume_tokens(ids) == len(ids) and raw.is_accepting()
 
 
-def accepts(tokenizer, grammar, text):
-    return takes(tokenizer, grammar, tokenizer.tokenize_str(text, parse_special=True))
+def tag_grammar(backend, source, *form):
+    return backend.translate("structural_tag", source, *form).grammar
+
+
+def accepts(backend, grammar, text):
+    return takes(backend, grammar, backend.tokenizer.tokenize_str(text, parse_special=True))
 
 
 # ---- a naive reading ----
@@ -146,21 +148,23 @@ formats = st.recursive(letters.map(const), deeper, max_leaves=5)
 
 @given(formats, st.booleans(), st.lists(st.text("ab<>[]", max_size=8), max_size=6), st.data())
 @settings(max_examples=150, deadline=None)
-def test_formats_are_read_as_they_are_nested(tokenizer, fmt, last_is_free, texts, data):
+def test_formats_are_read_as_they_are_nested(backend, fmt, last_is_free, texts, data):
     if last_is_free:
         fmt = sequence(fmt, const("|"), data.draw(anything))
-    grammar = tag_grammar(json.dumps({"format": fmt}))
-    made = sampled(tokenizer, grammar, random.Random(data.draw(st.integers(0, 99))))
+    grammar = tag_grammar(backend, json.dumps({"format": fmt}))
+    made = sampled(backend, grammar, random.Random(data.draw(st.integers(0, 99))))
     for text in [*texts, *made]:
         fits = len(text) in spans(fmt, text, 0)
-        assert accepts(tokenizer, grammar, text) == fits, text
+        assert accepts(backend, grammar, text) == fits, text
 
 
-def sampled(tokenizer, grammar, rng, most=12):
+def sampled(backend, grammar, rng, most=12):
     """Texts of single characters that a grammar allows at first, and each without its last."""
-    plain = {text: id_ for id_ in range(VOCAB) if len(text := tokenizer.decode_str([id_])) == 1}
+    plain = {
+        text: id_ for id_ in range(VOCAB) if len(text := backend.tokenizer.decode_str([id_])) == 1
+    }
     ours = {plain[character]: character for character in "ab<>[]|"}
-    matcher, text = Matcher(build(tokenizer, grammar), "structural_tag"), ""
+    matcher, text = Matcher(backend.build(grammar), backend, "structural_tag"), ""
     while not matcher.complete and len(text) < most:
         allowed = [id_ for id_ in np.flatnonzero(matcher.mask(VOCAB)) if id_ in ours]
         if not allowed:
@@ -174,7 +178,7 @@ def sampled(tokenizer, grammar, rng, most=12):
 
 
 @pytest.mark.parametrize("way", ["optional", "star", "repeat", "or"])
-def test_a_string_goes_before_the_free_text_that_may_stand_in_its_place(tokenizer, way):
+def test_a_string_goes_before_the_free_text_that_may_stand_in_its_place(backend, way):
     thought = tag("<t>", ANY, "</t>")
     free = {**ANY, "excludes": ["<t>", "</t>"]}
     first = {"type": way, "content": thought}
@@ -183,71 +187,71 @@ def test_a_string_goes_before_the_free_text_that_may_stand_in_its_place(tokenize
     fmt = sequence(first, free)
     if way == "or":
         fmt = {"type": "or", "elements": [sequence(thought, free), free]}
-    grammar = grammar_of(tokenizer, fmt)
+    grammar = grammar_of(backend, fmt)
     for text in ("", "x", "<", "<t", "<t></t>", "<t>a</t>b", "<t>a<</t><t"):
-        assert accepts(tokenizer, grammar, text), text
+        assert accepts(backend, grammar, text), text
     for text in ("<t>", "x<t>a</t>", "<t>a</t></t>", "</t>", "<t>a</t>b<t>c</t>"):
-        assert not accepts(tokenizer, grammar, text), text
-    assert accepts(tokenizer, grammar, "<t></t><t></t>") == (way == "star")
+        assert not accepts(backend, grammar, text), text
+    assert accepts(backend, grammar, "<t></t><t></t>") == (way == "star")
 
 
 @pytest.mark.parametrize("loop", [True, False])
-def test_dispatch_follows_its_patterns(tokenizer, loop):
+def test_dispatch_follows_its_patterns(backend, loop):
     rules = [["[", const("1]")], ["<f>", {"type": "regex", "pattern": "[0-9]+"}]]
     fmt = {"type": "dispatch", "rules": rules, "loop": loop, "excludes": ["END"]}
-    ended = grammar_of(tokenizer, sequence(fmt, const("END")))
-    grammar = grammar_of(tokenizer, fmt)
+    ended = grammar_of(backend, sequence(fmt, const("END")))
+    grammar = grammar_of(backend, fmt)
     for text in ("", "a", "[1]", "a<f>12", "<f"):
-        assert accepts(tokenizer, grammar, text), text
-        assert accepts(tokenizer, ended, f"{text}END"), text
-        assert not accepts(tokenizer, ended, text), text
+        assert accepts(backend, grammar, text), text
+        assert accepts(backend, ended, f"{text}END"), text
+        assert not accepts(backend, ended, text), text
     for text in ("[2]", "[", "<f>x", "xEND", "END[1]"):
-        assert not accepts(tokenizer, grammar, text), text
+        assert not accepts(backend, grammar, text), text
     for text in ("[1]a", "[1][1]<f>12[1]"):
-        assert accepts(tokenizer, grammar, text) == loop, text
+        assert accepts(backend, grammar, text) == loop, text
 
 
-def test_the_first_island_stands_at_once_where_one_has_to(tokenizer):
+def test_the_first_island_stands_at_once_where_one_has_to(backend):
     fmt = {"type": "triggered_tags", "triggers": ["["], "tags": [tag("[", const("1"), "]")]}
-    grammar = grammar_of(tokenizer, {**fmt, "at_least_one": True})
-    assert accepts(tokenizer, grammar, "[1]a[1]b")
-    assert not accepts(tokenizer, grammar, "a[1]")
-    assert not accepts(tokenizer, grammar, "")
+    grammar = grammar_of(backend, {**fmt, "at_least_one": True})
+    assert accepts(backend, grammar, "[1]a[1]b")
+    assert not accepts(backend, grammar, "a[1]")
+    assert not accepts(backend, grammar, "")
 
 
 @pytest.mark.parametrize("end", ["\n<|im_start|>", "<|im_start|>", "\n<|im_start|>x"])
-def test_an_end_may_have_special_tokens_behind_text(tokenizer, end):
-    grammar = grammar_of(tokenizer, sequence(tag("<", ANY, end), const(".")))
+def test_an_end_may_have_special_tokens_behind_text(backend, end):
+    grammar = grammar_of(backend, sequence(tag("<", ANY, end), const(".")))
     for text in ("", "a", "\n", "a\nb", "\n\n"):
-        assert accepts(tokenizer, grammar, f"<{text}{end}.")
-    assert not accepts(tokenizer, grammar, f"<a{end}")
+        assert accepts(backend, grammar, f"<{text}{end}.")
+    assert not accepts(backend, grammar, f"<a{end}")
     if end[0] == "\n":
-        assert not accepts(tokenizer, grammar, f"<a{end[1:]}.")
+        assert not accepts(backend, grammar, f"<a{end[1:]}.")
 
 
 # ---- tokens ----
 
 
 @pytest.mark.parametrize("most", [None, 0, 2])
-def test_tokens_are_held_one_by_one(tokenizer, most):
+def test_tokens_are_held_one_by_one(backend, most):
     fmt = {**TOKENS, "exclude_tokens": [7, "<|endoftext|>"]}
     fmt |= {} if most is None else {"max_tokens": most}
-    free = grammar_of(tokenizer, fmt)
-    tagged = grammar_of(tokenizer, tag(token("<|im_start|>"), fmt, token(9)))
+    free = grammar_of(backend, fmt)
+    tagged = grammar_of(backend, tag(token("<|im_start|>"), fmt, token(9)))
     inner = sequence(const("x"), {"type": "exclude_token", "exclude_tokens": [7]}, token(8))
-    one = grammar_of(tokenizer, inner)
-    x = tokenizer.tokenize_str("x")
+    one = grammar_of(backend, inner)
+    x = backend.tokenizer.tokenize_str("x")
     rng = random.Random(0)
     for _ in range(200):
         ids = [rng.choice([0, START, 3, 7, 8, 9, 200]) for _ in range(rng.randrange(4))]
         fits = not {0, 7} & {*ids} and (most is None or len(ids) <= most)
-        assert takes(tokenizer, free, ids) == fits
-        assert takes(tokenizer, tagged, [START, *ids, 9]) == (fits and 9 not in ids)
-        assert takes(tokenizer, one, [*x, *ids]) == (len(ids) == 2 and ids[0] != 7 and ids[1] == 8)
+        assert takes(backend, free, ids) == fits
+        assert takes(backend, tagged, [START, *ids, 9]) == (fits and 9 not in ids)
+        assert takes(backend, one, [*x, *ids]) == (len(ids) == 2 and ids[0] != 7 and ids[1] == 8)
 
 
-def test_no_token_that_ends_the_output_is_any_token(tokenizer):
-    matcher = Matcher(build(tokenizer, grammar_of(tokenizer, sequence(TOKENS, token(9)))), "x")
+def test_no_token_that_ends_the_output_is_any_token(backend):
+    matcher = Matcher(backend.build(grammar_of(backend, sequence(TOKENS, token(9)))), backend, "x")
     allowed = matcher.mask(VOCAB)
     assert not allowed[EOS]
     assert allowed.sum() == VOCAB - 1
@@ -255,14 +259,14 @@ def test_no_token_that_ends_the_output_is_any_token(tokenizer):
 
 @pytest.mark.parametrize("kind", ["token_triggered_tags", "token_dispatch"])
 @pytest.mark.parametrize("once", [True, False])
-def test_tokens_lead_into_islands(tokenizer, kind, once):
+def test_tokens_lead_into_islands(backend, kind, once):
     if kind == "token_dispatch":
         fmt = {"rules": [["<|im_start|>", const("1")], [9, const("2")]], "loop": not once}
     else:
         tags = [tag(token(START), const("1"), ""), tag(token(9), const("2"), "")]
         fmt = {"trigger_tokens": ["<|im_start|>", 9], "tags": tags, "stop_after_first": once}
-    grammar = grammar_of(tokenizer, {"type": kind, **fmt, "exclude_tokens": [7]})
-    (one,), (two,) = tokenizer.tokenize_str("1"), tokenizer.tokenize_str("2")
+    grammar = grammar_of(backend, {"type": kind, **fmt, "exclude_tokens": [7]})
+    (one,), (two,) = backend.tokenizer.tokenize_str("1"), backend.tokenizer.tokenize_str("2")
     island = {START: one, 9: two}
 
     def reads(ids):
@@ -277,25 +281,27 @@ def test_tokens_lead_into_islands(tokenizer, kind, once):
     rng = random.Random(0)
     for _ in range(300):
         ids = [rng.choice([START, 9, one, two, 7, 50]) for _ in range(rng.randrange(6))]
-        assert takes(tokenizer, grammar, ids) == reads(ids), ids
+        assert takes(backend, grammar, ids) == reads(ids), ids
 
 
-def test_grammars_may_be_lark(tokenizer):
+def test_grammars_may_be_lark(backend):
     lark = 'start: "a" x\nx: /[0-9]/ | %json {"type": "boolean"}'
     fmt = {"type": "grammar", "syntax": "lark", "grammar": lark}
-    grammar = grammar_of(tokenizer, tag("<", fmt, ">"))
-    assert accepts(tokenizer, grammar, "<atrue>")
-    assert accepts(tokenizer, grammar, "<a5>")
-    assert not accepts(tokenizer, grammar, "<a>")
+    grammar = grammar_of(backend, tag("<", fmt, ">"))
+    assert accepts(backend, grammar, "<atrue>")
+    assert accepts(backend, grammar, "<a5>")
+    assert not accepts(backend, grammar, "<a>")
 
 
-def test_white_space_in_json_may_be_bounded_in_its_place(tokenizer):
+def test_white_space_in_json_may_be_bounded_in_its_place(backend):
     fmt = {"type": "json_schema", "json_schema": {"type": "array"}}
     source = json.dumps({"format": fmt})
-    assert accepts(tokenizer, tag_grammar(source), "[1, 2]")
-    dense = tag_grammar(json.dumps({"format": {**fmt, "max_whitespace_cnt": 0}}))
-    assert accepts(tokenizer, dense, "[1,2]")
-    assert not accepts(tokenizer, dense, "[1, 2]")
-    some = tag_grammar(json.dumps({"format": {**fmt, "max_whitespace_cnt": 2}}), JsonForm())
-    assert accepts(tokenizer, some, "[ 1,  2\n]")
-    assert not accepts(tokenizer, some, "[1,   2]")
+    assert accepts(backend, tag_grammar(backend, source), "[1, 2]")
+    dense = tag_grammar(backend, json.dumps({"format": {**fmt, "max_whitespace_cnt": 0}}))
+    assert accepts(backend, dense, "[1,2]")
+    assert not accepts(backend, dense, "[1, 2]")
+    some = tag_grammar(
+        backend, json.dumps({"format": {**fmt, "max_whitespace_cnt": 2}}), JsonForm()
+    )
+    assert accepts(backend, some, "[ 1,  2\n]")
+    assert not accepts(backend, some, "[1,   2]")

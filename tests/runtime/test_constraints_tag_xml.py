@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 from jsonschema import Draft202012Validator
 
 from boughs.lang.constraints import JsonForm
-from boughs.runtime.constraints.matcher import Matcher, build, load_tokenizer
-from boughs.runtime.constraints.tags import tag_grammar
+from boughs.runtime.constraints.llguidance_backend import load
+from boughs.runtime.constraints.matcher import Matcher
 from boughs.runtime.constraints.trial import try_source
 
 VOCAB, EOS = 384, 2
@@ -54,8 +54,8 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model):
-    return load_tokenizer(tiny_model, VOCAB, (EOS,))
+def backend(tiny_model):
+    return load(tiny_model, VOCAB, (EOS,))
 
 
 def tag(schema, style="qwen_xml", end="\n</f>", **more):
@@ -63,9 +63,13 @@ def tag(schema, style="qwen_xml", end="\n</f>", **more):
     return json.dumps({"format": {"type": "tag", "begin": "<f>\n", "content": content, "end": end}})
 
 
-def accepts(tokenizer, source, text):
-    raw = build(tokenizer, tag_grammar(source))
-    ids = tokenizer.tokenize_str(text)
+def tag_grammar(backend, source, *form):
+    return backend.translate("structural_tag", source, *form).grammar
+
+
+def accepts(backend, source, text):
+    raw = backend.build(tag_grammar(backend, source))
+    ids = backend.tokenizer.tokenize_str(text)
     return raw.try_consume_tokens(ids) == len(ids) and raw.is_accepting()
 
 
@@ -91,11 +95,13 @@ def read(text, style, schema):
     return made
 
 
-def sample(tokenizer, grammar, style, rng, most=600):
+def sample(backend, grammar, style, rng, most=600):
     """A text that a grammar allows, and whether it is whole; now and then it tries to close."""
-    matcher, ids = Matcher(build(tokenizer, grammar), "structural_tag"), []
+    matcher, ids = Matcher(backend.build(grammar), backend, "structural_tag"), []
     close = written({"a": "|"}, style).partition("|</" if style != "kimi_k3_xml" else ">|<")[2]
-    closes = [tokenizer.tokenize_str(text) for text in (f"</{close}", f"<{close}", "\n</f>")]
+    closes = [
+        backend.tokenizer.tokenize_str(text) for text in (f"</{close}", f"<{close}", "\n</f>")
+    ]
     while not matcher.complete and len(ids) < most:
         tries = rng.choice(closes) if rng.random() < 0.2 else []
         for wanted in [*tries, None]:
@@ -106,17 +112,17 @@ def sample(tokenizer, grammar, style, rng, most=600):
             matcher.accept(ids[-1])
             if matcher.complete:
                 break
-    text = tokenizer.decode_bytes([token for token in ids if token != EOS])
+    text = backend.tokenizer.decode_bytes([token for token in ids if token != EOS])
     return text.decode(errors="ignore"), matcher.complete
 
 
 @pytest.mark.parametrize("style", READERS)
-def test_what_is_generated_is_an_object_under_the_schema(tokenizer, style):
-    verdict = try_source(tokenizer, VOCAB, "structural_tag", tag(SCHEMA, style))
+def test_what_is_generated_is_an_object_under_the_schema(backend, style):
+    verdict = try_source(backend, VOCAB, "structural_tag", tag(SCHEMA, style))
     assert verdict.error is None
     validator, rng, whole = Draft202012Validator(SCHEMA), random.Random(1), 0
     for _ in range(12):
-        text, complete = sample(tokenizer, verdict.grammar, style, rng)
+        text, complete = sample(backend, verdict.grammar, style, rng)
         if complete:
             whole += 1
             validator.validate(read(text, style, SCHEMA))
@@ -164,42 +170,42 @@ VALUES = st.fixed_dictionaries(
 
 @given(st.sampled_from([*READERS]), VALUES, st.sampled_from(["", "\n", " \n", "\n    \n"]))
 @settings(max_examples=120, deadline=None)
-def test_an_object_is_accepted_if_it_is_valid(tokenizer, style, value, space):
+def test_an_object_is_accepted_if_it_is_valid(backend, style, value, space):
     value = {name: value[name] for name in SCHEMA["properties"] if name in value}
     fits = Draft202012Validator(SCHEMA).is_valid(value) and len(space) <= 4
     text = written(value, style, space)
-    assert accepts(tokenizer, tag(SCHEMA, style), text) == fits, text
+    assert accepts(backend, tag(SCHEMA, style), text) == fits, text
 
 
-def test_names_of_others_are_told_from_those_of_the_schema(tokenizer):
+def test_names_of_others_are_told_from_those_of_the_schema(backend):
     schema = {"properties": {"ab": {"type": "integer"}}, "additionalProperties": {"type": "null"}}
     source = tag(schema)
     for names, fits in (("ab", True), ("a", True), ("abc", True), ("aab", True), ("1", False)):
         value = {names: 1 if names == "ab" else None}
-        assert accepts(tokenizer, source, written(value, "qwen_xml")) == fits, names
-        assert not accepts(tokenizer, source, written({names: "x"}, "qwen_xml"))
-    assert accepts(tokenizer, source, written({"ab": 1, "b": None, "abab": None}, "qwen_xml"))
+        assert accepts(backend, source, written(value, "qwen_xml")) == fits, names
+        assert not accepts(backend, source, written({names: "x"}, "qwen_xml"))
+    assert accepts(backend, source, written({"ab": 1, "b": None, "abab": None}, "qwen_xml"))
     anything = written({"b": "x", "c": [1]}, "qwen_xml")
-    assert accepts(tokenizer, tag(True), anything)
-    assert accepts(tokenizer, tag({}), anything)
-    assert not accepts(tokenizer, tag({"type": "object"}), anything)
+    assert accepts(backend, tag(True), anything)
+    assert accepts(backend, tag({}), anything)
+    assert not accepts(backend, tag({"type": "object"}), anything)
     old = {"format": {"type": "qwen_xml_parameter", "json_schema": schema}}
-    grammar = build(tokenizer, tag_grammar(json.dumps(old)))
-    ids = tokenizer.tokenize_str("<parameter=ab>1</parameter>")
+    grammar = backend.build(tag_grammar(backend, json.dumps(old)))
+    ids = backend.tokenizer.tokenize_str("<parameter=ab>1</parameter>")
     assert grammar.try_consume_tokens(ids) == len(ids)
 
 
-def test_white_space_and_exclusions_are_held(tokenizer):
+def test_white_space_and_exclusions_are_held(backend):
     schema = {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
     text = written({"a": "x-y", "b": 1}, "qwen_xml", "\n\n")
-    assert accepts(tokenizer, tag(schema), text)
-    assert not accepts(tokenizer, tag(schema, max_whitespace_cnt=1), text)
-    assert not accepts(tokenizer, tag(schema, excludes=["-y"]), text)
-    assert accepts(tokenizer, tag(schema, excludes=["yx"]), text)
-    grammar = tag_grammar(tag(schema), JsonForm(whitespace=1))
-    assert build(tokenizer, grammar).try_consume_tokens(ids := tokenizer.tokenize_str(text)) < len(
-        ids
-    )
+    assert accepts(backend, tag(schema), text)
+    assert not accepts(backend, tag(schema, max_whitespace_cnt=1), text)
+    assert not accepts(backend, tag(schema, excludes=["-y"]), text)
+    assert accepts(backend, tag(schema, excludes=["yx"]), text)
+    grammar = tag_grammar(backend, tag(schema), JsonForm(whitespace=1))
+    assert backend.build(grammar).try_consume_tokens(
+        ids := backend.tokenizer.tokenize_str(text)
+    ) < len(ids)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +236,7 @@ def test_white_space_and_exclusions_are_held(tokenizer):
         ),
     ],
 )
-def test_what_is_refused_says_why(tokenizer, schema, says):
-    error = try_source(tokenizer, VOCAB, "structural_tag", tag(schema)).error
+def test_what_is_refused_says_why(backend, schema, says):
+    error = try_source(backend, VOCAB, "structural_tag", tag(schema)).error
     assert error.startswith("structural_tag: behind '<f>\\n': #")
     assert says in error

@@ -5,8 +5,8 @@ import json
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from boughs.runtime.constraints.matcher import Matcher, build, load_tokenizer
-from boughs.runtime.constraints.tags import tag_grammar
+from boughs.runtime.constraints.llguidance_backend import load
+from boughs.runtime.constraints.matcher import Matcher
 from boughs.runtime.constraints.trial import try_source
 
 VOCAB, EOS = 384, 2
@@ -24,14 +24,18 @@ CALLS = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model):
-    return load_tokenizer(tiny_model, VOCAB, (EOS,))
+def backend(tiny_model):
+    return load(tiny_model, VOCAB, (EOS,))
 
 
-def accepts(tokenizer, grammar, text):
+def tag_grammar(backend, source, *form):
+    return backend.translate("structural_tag", source, *form).grammar
+
+
+def accepts(backend, grammar, text):
     """Whether an output may be `text`; its special tokens are tokens."""
-    raw = build(tokenizer, grammar)
-    ids = tokenizer.tokenize_str(text, parse_special=True)
+    raw = backend.build(grammar)
+    ids = backend.tokenizer.tokenize_str(text, parse_special=True)
     return raw.try_consume_tokens(ids) == len(ids) and raw.is_accepting()
 
 
@@ -52,20 +56,20 @@ def accepts(tokenizer, grammar, text):
         ('<function=f>{"x": 1}', False),
     ],
 )
-def test_islands_are_held_and_text_is_free(tokenizer, text, fits):
-    assert accepts(tokenizer, tag_grammar(json.dumps(CALLS)), text) == fits
+def test_islands_are_held_and_text_is_free(backend, text, fits):
+    assert accepts(backend, tag_grammar(backend, json.dumps(CALLS)), text) == fits
     whole = {"type": "triggered_tags", "triggers": CALLS["triggers"], "tags": []}
     for one in CALLS["structures"]:
         content = {"type": "json_schema", "json_schema": one.get("schema")}
         whole["tags"].append({"type": "tag", **one, "content": content})
         whole["tags"][-1].pop("schema", None)
-    assert accepts(tokenizer, tag_grammar(json.dumps({"format": whole})), text) == fits
+    assert accepts(backend, tag_grammar(backend, json.dumps({"format": whole})), text) == fits
 
 
 @pytest.mark.parametrize("follows", [False, True])
 @pytest.mark.parametrize("wrap", ["format", "sequence", "triggered"])
-def test_the_end_of_the_output_ends_a_tag_where_nothing_has_to_follow(tokenizer, wrap, follows):
-    eos = tokenizer.decode_str([EOS])
+def test_the_end_of_the_output_ends_a_tag_where_nothing_has_to_follow(backend, wrap, follows):
+    eos = backend.tokenizer.decode_str([EOS])
     fmt = {"type": "tag", "begin": "<f>", "content": {"type": "json_schema"}, "end": eos}
     if wrap == "triggered":
         fmt = {"type": "triggered_tags", "triggers": ["<f"], "tags": [fmt], "at_least_one": True}
@@ -73,14 +77,12 @@ def test_the_end_of_the_output_ends_a_tag_where_nothing_has_to_follow(tokenizer,
         end = {"type": "const_string", "value": "."}
         rest = end if follows else {"type": "optional", "content": end}
         fmt = {"type": "sequence", "elements": [fmt, rest]}
-    verdict = try_source(
-        tokenizer, VOCAB, "structural_tag", json.dumps({"format": fmt}), eos=(EOS,)
-    )
+    verdict = try_source(backend, VOCAB, "structural_tag", json.dumps({"format": fmt}))
     if follows:
         assert "ends the output (EOS), and more would have to follow" in verdict.error
         return
-    matcher = Matcher(build(tokenizer, verdict.grammar), "structural_tag")
-    for token in [*tokenizer.tokenize_str("<f>[1]"), EOS]:
+    matcher = Matcher(backend.build(verdict.grammar), backend, "structural_tag")
+    for token in [*backend.tokenizer.tokenize_str("<f>[1]"), EOS]:
         assert not matcher.complete
         assert matcher.mask(VOCAB)[token]
         matcher.accept(token)
@@ -128,7 +130,7 @@ def reads(text, tags, triggers, begin=0, *, at_once=False, excludes=()):
     st.lists(strings, max_size=2),
 )
 @settings(max_examples=150, deadline=None)
-def test_triggers_of_every_kind_are_read_as_they_come(tokenizer, drawn, texts, some, excludes):
+def test_triggers_of_every_kind_are_read_as_they_come(backend, drawn, texts, some, excludes):
     tags = [(begin, end) for begin, end, _ in drawn]
     triggers = [begin[:length] for begin, _, length in drawn]
     fmt = {
@@ -138,10 +140,10 @@ def test_triggers_of_every_kind_are_read_as_they_come(tokenizer, drawn, texts, s
         "at_least_one": some,
         "excludes": excludes,
     }
-    grammar = tag_grammar(json.dumps({"format": fmt}))
+    grammar = tag_grammar(backend, json.dumps({"format": fmt}))
     for text in [*texts, *(f"{a}{b}1{e}{a}" for a in texts[:2] for b, e in tags)]:
         fits = reads(text, tags, triggers, at_once=some, excludes=excludes)
-        assert accepts(tokenizer, grammar, text) == fits, text
+        assert accepts(backend, grammar, text) == fits, text
 
 
 # ---- formats ----
@@ -202,15 +204,15 @@ AB = {"type": "regex", "pattern": "a/?b+"}
         ),
     ],
 )
-def test_formats(tokenizer, form, fits, wrong):
-    grammar = tag_grammar(json.dumps({"type": "structural_tag", "format": form}))
+def test_formats(backend, form, fits, wrong):
+    grammar = tag_grammar(backend, json.dumps({"type": "structural_tag", "format": form}))
     for text in fits:
-        assert accepts(tokenizer, grammar, text), text
+        assert accepts(backend, grammar, text), text
     for text in wrong:
-        assert not accepts(tokenizer, grammar, text), text
+        assert not accepts(backend, grammar, text), text
 
 
-def test_a_begin_that_is_a_special_token_is_that_token(tokenizer):
+def test_a_begin_that_is_a_special_token_is_that_token(backend):
     spec = {
         "structures": [
             {"begin": "<|im_start|>f", "schema": {"const": 1}, "end": "<|im_start|>"},
@@ -218,14 +220,14 @@ def test_a_begin_that_is_a_special_token_is_that_token(tokenizer):
         ],
         "triggers": ["<|im_start|>"],
     }
-    verdict = try_source(tokenizer, VOCAB, "structural_tag", json.dumps(spec))
+    verdict = try_source(backend, VOCAB, "structural_tag", json.dumps(spec))
     assert verdict.error is None
-    special = tokenizer.tokenize_str("<|im_start|>", parse_special=True)
-    assert tokenizer.is_special_token(special[0])
-    assert accepts(tokenizer, verdict.grammar, "x<|im_start|>f1<|im_start|>y")
-    assert accepts(tokenizer, verdict.grammar, "<|im_start|>g2<|im_start|>f1<|im_start|>")
-    assert not accepts(tokenizer, verdict.grammar, "x<|im_start|>")
-    assert not accepts(tokenizer, verdict.grammar, "x<|im_start|>f2<|im_start|>")
+    special = backend.tokenizer.tokenize_str("<|im_start|>", parse_special=True)
+    assert backend.tokenizer.is_special_token(special[0])
+    assert accepts(backend, verdict.grammar, "x<|im_start|>f1<|im_start|>y")
+    assert accepts(backend, verdict.grammar, "<|im_start|>g2<|im_start|>f1<|im_start|>")
+    assert not accepts(backend, verdict.grammar, "x<|im_start|>")
+    assert not accepts(backend, verdict.grammar, "x<|im_start|>f2<|im_start|>")
 
 
 @pytest.mark.parametrize(
@@ -276,14 +278,14 @@ def test_a_begin_that_is_a_special_token_is_that_token(tokenizer):
         ),
     ],
 )
-def test_what_is_refused_says_why(tokenizer, spec, says):
-    error = try_source(tokenizer, VOCAB, "structural_tag", json.dumps(spec)).error
+def test_what_is_refused_says_why(backend, spec, says):
+    error = try_source(backend, VOCAB, "structural_tag", json.dumps(spec)).error
     assert error.startswith("structural_tag: ")
     assert says in error
     assert len(error) < 500
 
 
-def test_what_is_nested_too_deeply_is_refused(tokenizer):
+def test_what_is_nested_too_deeply_is_refused(backend):
     deep = '{"type":"star","content":' * 4000 + json.dumps(ONE) + "}" * 4000
-    error = try_source(tokenizer, VOCAB, "structural_tag", f'{{"format":{deep}}}').error
+    error = try_source(backend, VOCAB, "structural_tag", f'{{"format":{deep}}}').error
     assert "nested too deeply" in error

@@ -89,7 +89,8 @@ def test_a_trial_that_takes_too_much_memory_fails_and_the_next_one_runs(compiler
 
 def test_a_verdict_is_looked_up_by_all_the_code_that_decides_it(tmp_path, monkeypatch):
     names = "[m.__file__ for n, m in sys.modules.items() if n.startswith('boughs.') and m.__doc__]"
-    imports = f"import sys, boughs.runtime.constraints.trial; print(*{names}, sep='\\n')"
+    modules = "boughs.runtime.constraints.llguidance_backend, boughs.runtime.constraints.trial"
+    imports = f"import sys, {modules}; print(*{names}, sep='\\n')"
     out = subprocess.run([sys.executable, "-P", "-c", imports], capture_output=True, text=True)
     used = {Path(name) for name in out.stdout.split()}
     beside = {path for path in used - {*verdicts.code()} if path.name != "__init__.py"}
@@ -210,7 +211,7 @@ def test_a_fault_of_ours_fails_one_grammar_and_no_other(compiler_of, monkeypatch
 
     grammars = compiler_of()
     with monkeypatch.context() as patch:
-        patch.setattr("boughs.runtime.constraints.compiler.build", fails)
+        patch.setattr("boughs.runtime.constraints.llguidance_backend.LLGuidance.build", fails)
         with pytest.raises(BackendError, match=r"regex: compiling it failed: KeyError\('x'\)"):
             grammars.matcher("regex", "a")
     assert not grammars.matcher("regex", "b").complete
