@@ -61,7 +61,7 @@ class ChatShape:
         return {
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
             "logprobs": self._logprobs(answer.logprobs),
-            "finish_reason": _reason(answer.finish),
+            **_ended(answer.finish),
         }
 
     def pieces(self, _: int, chunk: Chunk, *, is_first: bool) -> Iterator[Json]:
@@ -82,7 +82,7 @@ class ChatShape:
         return {
             "delta": delta,
             "logprobs": self._logprobs(logprobs),
-            "finish_reason": _reason(finish),
+            **_ended(finish),
         }
 
     def _logprobs(self, entries: list[TokenLogprob] | None) -> Json | None:
@@ -158,7 +158,7 @@ class CompletionShape:
             if key not in self._logprobs:
                 self._logprobs[key] = CompletionLogprobs(self._token_bytes)
             logprobs = self._logprobs[key].piece(entries)
-        return {"text": text, "logprobs": logprobs, "finish_reason": _reason(finish)}
+        return {"text": text, "logprobs": logprobs, **_ended(finish)}
 
     def _prompt_text(self, item: int) -> str:
         prompt = self._call.requests[item].prompt
@@ -207,6 +207,15 @@ class CompletionLogprobs:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _reason(finish: Finish | None) -> str | None:
-    """OpenAI's `finish_reason`; an output that was aborted says so."""
-    return None if finish is None else finish.type
+def _ended(finish: Finish | None) -> Json:
+    """OpenAI's `finish_reason`; an output that was aborted says so.
+
+    What OpenAI has no word for is told beside it, where there is something to tell: that a
+    constrained output was cut inside its grammar, or how it violates its whole schema.
+    """
+    if finish is None:
+        return {"finish_reason": None}
+    told: Json = {"incomplete": True} if finish.incomplete else {}
+    if finish.violation is not None:
+        told["violation"] = finish.violation
+    return {"finish_reason": finish.type, **told}

@@ -155,6 +155,29 @@ def test_a_json_object_is_begun_through_every_interface(site, client):
     assert all(text.startswith('{"') or text == "{}" for text in texts), texts
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_openai_is_told_of_violations_and_of_what_is_cut(client, chat, stream):
+    twice = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
+    asked = {"model": "tiny", "stream": stream, "temperature": 0, "max_tokens": 40}
+    asked |= {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": PROMPT}
+    create = client.chat.completions.create if chat else client.completions.create
+
+    def told(**more):
+        answer = create(**asked | more)
+        chunks = [chunk for chunk in answer if chunk.choices] if stream else [answer]
+        (choice,) = (chunk.choices[0] for chunk in chunks if chunk.choices[0].finish_reason)
+        return choice.finish_reason, choice.model_extra
+
+    weak = {"json_schema": {**twice, "uniqueItems": True}}
+    reason, extra = told(extra_body=weak)
+    assert reason == "stop"
+    assert extra == {"violation": "$: [1, 1] has non-unique elements (uniqueItems)"}
+    assert told(extra_body={"json_schema": twice}) == ("stop", {})
+    assert told(extra_body={"regex": "x{9}y"}, max_tokens=1) == ("length", {"incomplete": True})
+    assert told(extra_body={"regex": "[xy]+"}, max_tokens=1) == ("length", {})
+
+
 def test_a_response_format_may_be_a_structural_tag(client):
     answer = client.chat.completions.create(
         model="tiny",
