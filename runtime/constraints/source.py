@@ -19,9 +19,6 @@ from .schema import children, rewrite
 from .tag_rules import Vocabulary, between_slashes
 from .tags import tag_grammar
 
-MAX_SOURCE = 256 << 10
-"""Bytes of a source. A core that builds from more holds its other requests up."""
-
 
 def translate(kind: str, source: str, form: JsonForm, vocabulary: Vocabulary) -> Translated:
     """The grammar of a source.
@@ -35,9 +32,6 @@ def translate(kind: str, source: str, form: JsonForm, vocabulary: Vocabulary) ->
     Raises:
         GrammarError: Names the kind, and what is wrong with the source.
     """
-    size = len(source.encode("utf-8", "replace"))
-    if size > MAX_SOURCE:
-        raise GrammarError(f"{kind}: it has {size} bytes; at most {MAX_SOURCE} are taken", kind)
     try:
         if kind == "structural_tag":
             return Translated(tag_grammar(source, form, vocabulary))

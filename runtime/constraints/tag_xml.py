@@ -20,50 +20,11 @@ from .json_form import json_term
 from .schema import FORMATS, escape
 from .tag_formats import KIND
 from .tag_rules import Rules, between_slashes, either, times, without
+from .tag_styles import STYLES, Style
 
 SPACE = 4
 """Characters of white space between two properties, where nobody says how many."""
 
-
-@dataclass(frozen=True)
-class _Style:
-    """How a property is written.
-
-    Attributes:
-        open: What stands before its name.
-        middle: Between its name and its value; where it has two parts, white space may be between
-            them. `{}` stands for the type.
-        close: Behind its value.
-        types: The types by what stands for them in `middle`.
-    """
-
-    open: str
-    middle: tuple[str, ...]
-    close: str
-    types: dict[str, str] | None = None
-
-
-_BARS = "\uff5cDSML\uff5c"
-_IS_STRING = dict.fromkeys(("null", "boolean", "object", "array", "number"), "false")
-_DSML = {"string": "true", **_IS_STRING}
-_KIMI = {name: name for name in ("null", "boolean", "object", "array", "number", "string")}
-_STYLES = {
-    "qwen_xml": _Style("<parameter=", (">",), "</parameter>"),
-    "minimax_xml": _Style('<parameter name="', ('">',), "</parameter>"),
-    "glm_xml": _Style("<arg_key>", ("</arg_key>", "<arg_value>"), "</arg_value>"),
-    "deepseek_xml": _Style(
-        f'<{_BARS}parameter name="', ('" string="{}">',), f"</{_BARS}parameter>", _DSML
-    ),
-    "deepseek_v4_1_xml": _Style(
-        f'<{_BARS} parameter name="', ('" string="{}">',), f"</{_BARS} parameter>", _DSML
-    ),
-    "kimi_k3_xml": _Style(
-        '<|open|>argument key="',
-        ('" type="{}"<|sep|>',),
-        "<|close|>argument<|sep|>",
-        _KIMI,
-    ),
-}
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """The name of a property that the schema does not name."""
@@ -109,7 +70,7 @@ def parameters(
         space = rules.form.whitespace or SPACE
     blank = rules.rule(times(rules.terminal(_BLANK), 0, space))
     resolve = local_refs(schema)
-    return _Writer(rules, style, _STYLES[style], blank, schema, resolve, excludes).write()
+    return _Writer(rules, style, STYLES[style], blank, schema, resolve, excludes).write()
 
 
 @dataclass(frozen=True)
@@ -133,7 +94,7 @@ class _Value:
 class _Writer:
     rules: Rules
     name: str
-    style: _Style
+    style: Style
     blank: str
     root: Any
     resolve: Resolve
@@ -146,8 +107,8 @@ class _Writer:
         if not isinstance(schema, dict) or schema.get("type", "object") != "object":
             raise self._refused("#", "the schema must be that of an object")
         self._only(schema, frozenset(_OBJECT), "#")
-        given = schema.get("properties", {})
-        required = schema.get("required", [])
+        given = self._get(schema, "properties", dict, "#") or {}
+        required = self._get(schema, "required", list, "#") or []
         more = schema.get("additionalProperties", False)
         for name in required:
             if name not in given:
@@ -173,14 +134,16 @@ class _Writer:
         but: tuple[str, ...] = (),
     ) -> str:
         """A property; without a name, one of any name but some."""
-        if name is not None and re.search(r'[<>"&\n]', name):
-            raise self._refused(at, 'a name with one of < > " & cannot be written')
+        if name == "" or (name and re.search(r'[<>"&\n]', name)):
+            raise self._refused(at, 'a name that is empty, or has one of < > " & in it')
         if name is None:
             others = f" & ~({' | '.join(map(json.dumps, but))})" if but else ""
             key = self.rules.terminal(f"/{_NAME}/{others}")
         else:  # beside others of any name it is one lexeme, as they are
             key = self.rules.literal(name) if alone else self.rules.terminal(json.dumps(name))
         values = [*self._values(schema, at)]
+        if not values:
+            raise self._refused(at, "no value is allowed")
         groups: dict[str, list[_Value]] = {}
         for value in values:
             groups.setdefault((self.style.types or {}).get(value.type, ""), []).append(value)
@@ -205,7 +168,7 @@ class _Writer:
             schemas += [{"const": json.loads(literal)} for literal in literals]
             literals = []
         if len(texts) + bool(literals) + bool(schemas) > 1:
-            raise self._refused(at, "alternatives of texts and other values")
+            raise self._refused(at, "texts and other values cannot be told apart")
         if texts:
             return self.rules.lead(texts[0], close)
         if literals:
@@ -243,17 +206,31 @@ class _Writer:
             if key in schema:
                 yield from self._branches(schema, key, at)
                 return
-        types = schema.get("type", _TYPES)
-        for kind in (types,) if isinstance(types, str) else types:
+        for kind in self._types(schema, at):
             yield from self._typed(kind, schema, at)
+
+    def _types(self, schema: dict[str, Any], at: str) -> list[str]:
+        given = schema.get("type", [*_TYPES])
+        types = [given] if isinstance(given, str) else given
+        if not isinstance(types, list) or not all(t in (*_TYPES, "integer") for t in types):
+            raise self._refused(f"{at}/type", f"expected types, got {given!r:.40}")
+        return types
+
+    def _get(self, schema: dict[str, Any], key: str, kind: type, at: str) -> Any:
+        """What a keyword says, if it is there."""
+        value = schema.get(key)
+        if key in schema and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise self._refused(f"{at}/{key}", f"expected {kind.__name__}, got {value!r:.40}")
+        return value
 
     def _constants(self, schema: dict[str, Any], at: str) -> Iterator[_Value]:
         self._only(schema, frozenset(("const", "enum", "type")), at)
-        values = [schema["const"]] if "const" in schema else schema["enum"]
-        for value in values:
-            if not excludes(
-                {"const": value}, {"type": schema.get("type", list(_TYPES))}, self.resolve
-            ):
+        types = {"type": self._types(schema, at)}
+        values = self._get(schema, "enum", list, at)
+        for value in [schema["const"]] if "const" in schema else values:
+            if values is not None and value not in values:
+                continue
+            if not excludes({"const": value}, types, self.resolve):
                 yield self._constant(value, at)
 
     def _constant(self, value: Any, at: str) -> _Value:
@@ -269,7 +246,7 @@ class _Writer:
 
     def _branches(self, schema: dict[str, Any], key: str, at: str) -> Iterator[_Value]:
         self._only(schema, frozenset((key, *_SHARED)), at)
-        branches = schema[key]
+        branches = self._get(schema, key, list, at)
         pairs = ((a, b) for i, a in enumerate(branches) for b in branches[:i])
         if key == "oneOf" and not all(excludes(a, b, self.resolve) for a, b in pairs):
             raise self._refused(f"{at}/oneOf", "its branches overlap; use anyOf")
@@ -293,18 +270,24 @@ class _Writer:
                 if not ref.startswith(tuple(f"#/{key}/" for key in _SHARED)):
                     raise self._refused(at, f"a $ref to {ref!r:.60}, which is not below #/$defs")
             if kind in ("object", "array") and self.excludes:
-                raise self._refused(at, "excludes, where JSON can have strings in it")
+                raise self._refused(
+                    at, "excludes are not supported where JSON can have strings in it"
+                )
             yield _Value("number" if kind == "integer" else kind, schema={**schema, "type": kind})
 
     def _text(self, schema: dict[str, Any], at: str) -> str:
         """The terminal of a string's texts."""
         if schema.get("format") in FORMATS:
-            raise self._refused(f"{at}/format", "a format; a pattern can tell what it means")
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        body = f"{{{least},{most}}}" if least or most != "" else "*"
+            raise self._refused(
+                f"{at}/format", "a format is not supported; a pattern can say what it means"
+            )
+        least, most = (self._get(schema, key, int, at) for key in ("minLength", "maxLength"))
+        free = least is None and most is None
+        body = "*" if free else f"{{{least or 0},{'' if most is None else most}}}"
         made = f"/(?s:.{body})/{self._but}"
-        if "pattern" in schema:
-            made += f" & {between_slashes(self._whole(schema['pattern'], at))}"
+        pattern = self._get(schema, "pattern", str, at)
+        if pattern is not None:
+            made += f" & {between_slashes(self._whole(pattern, at))}"
         return self.rules.terminal(made)
 
     def _whole(self, pattern: str, at: str) -> str:
@@ -321,12 +304,12 @@ class _Writer:
     def _only(self, schema: dict[str, Any], known: frozenset[str], at: str) -> None:
         for key in schema:
             if key not in known:
-                raise self._refused(f"{at}/{escape(key)}", f"{key} beside its other keywords")
+                raise self._refused(
+                    f"{at}/{escape(key)}", f"{key} is not supported beside its other keywords"
+                )
 
     def _refused(self, at: str, what: str) -> GrammarError:
-        return GrammarError(
-            f"{KIND}: {at}: {what}: not supported in the style {self.name}; the style json has more"
-        )
+        return GrammarError(f"{KIND}: {at}: {what} (in the style {self.name}; json takes more)")
 
 
 def _parts(plain: str) -> bool:

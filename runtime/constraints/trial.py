@@ -18,6 +18,9 @@ from .backend import Backend
 from .json_form import PLAIN
 from .matcher import Matcher, short
 
+MAX_SOURCE = 256 << 10
+"""Bytes of a source. A core that builds from more holds its other requests up."""
+
 STEPS = 8
 """Tokens for which a grammar is followed."""
 
@@ -40,6 +43,9 @@ def try_source(
     backend: Backend, vocab_size: int, kind: str, source: str, form: JsonForm = PLAIN
 ) -> Verdict:
     """Whether a source makes a grammar that can be followed."""
+    size = len(source.encode("utf-8", "replace"))
+    if size > MAX_SOURCE:
+        return Verdict(None, f"{kind}: it has {size} bytes; at most {MAX_SOURCE} are taken")
     try:
         grammar, weaker = backend.translate(kind, source, form)
     except GrammarError as error:
