@@ -36,7 +36,7 @@ HOSTILE = [
     (
         "structural_tag",
         '{"format":' + '{"type":"plus","content":' * 900 + '{"type":"any_text"' + "}" * 902,
-        "too deeply|free text",
+        "too deeply|what is free",
     ),
     (
         "structural_tag",
