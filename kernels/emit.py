@@ -106,6 +106,13 @@ class Emit:
         """The greater of a and b, lane by lane; b where a is NaN."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
+    def across(self, vector: Any, join: Any) -> Any:
+        """A vector of what all lanes of `vector` are when they are joined, by pairs."""
+        for distance in (8, 4, 2, 1):
+            lanes = [j ^ distance for j in range(LANES)]
+            vector = join(vector, self.shuffle(vector, vector, lanes))
+        return vector
+
     def exp2(self, exponent: Any) -> Any:
         """2 ** exponent for exponents up to 0; 0 below -126. The error is below 2e-7 of it."""
         builder = self.builder

@@ -1,7 +1,10 @@
 """Pieces with few query vectors, as a decode has: bound by reading, so that each byte is read once.
 
-Keys and values are widened in registers, for all query vectors of a head at once, in the order of
-memory. This module knows no request and no threads.
+Keys and values are widened in registers, for all query vectors of a head at once. A tile of
+positions is read as STREAMS runs side by side, first of keys and then of values: requests' pages lie
+anywhere, and a core that reads one page after another waits at the beginning of each, since it
+guesses what comes next only within a page. With several runs at once it has enough to guess at, and
+what it does not guess it is asked for. This module knows no request and no threads.
 """
 
 from __future__ import annotations
@@ -12,12 +15,25 @@ from .compiled import compiled
 from .emit import LANES
 from .parts import HIDDEN, LOWEST, finish
 from .simd import ROWS, across, dot_rows
-from .softmax import cap_scores, weigh_row
-from .tile import TILE, Elements, Floats, Ints, Words, add_product, find_rows, prefetch_rows
+from .softmax import cap_scores, hide_scores, weigh_row
+from .tile import (
+    STREAMS,
+    Elements,
+    Floats,
+    Ints,
+    Words,
+    add_product,
+    find_streams,
+    prefetch_rows,
+    round_up,
+)
 
-AHEAD = 32
-"""Positions that `_few` asks the memory for before it reads them. Requests' pages lie anywhere, so
-that a CPU's own guess at what comes next fails at every page."""
+SPAN = 128
+"""Positions of a tile: with pages of 16, a page for each of the STREAMS."""
+
+AHEAD = 1024
+"""Bytes that each run is asked for before they are read: what the memory gives while as much is
+computed. Twice as many push one another out of the first cache."""
 
 
 @compiled
@@ -35,56 +51,71 @@ def compute_few(  # noqa: PLR0917
     out: Floats,
     parts: Floats,
 ) -> None:
-    """Compute a piece with query vectors in rows. Heads take turns every LANES positions."""
+    """Compute a piece with query vectors in rows; see `_score` for the order of positions."""
     head, head_end, kv_begin, kv_end, position = piece[3:8]
     page_size, kv_heads, dim = k.shape[1:]
     group = q.shape[1] // kv_heads
+    heads = head_end - head
     each = len(q) * group  # query vectors of a KV head
-    count = each * (head_end - head)
+    count = each * heads
     keys, values = k.reshape(-1), v.reshape(-1)
     row = kv_heads * dim
-    rows = np.empty(TILE + AHEAD, np.int64)
+    rows = np.empty(2 * SPAN, np.int64)  # of this tile and of the next, which take turns
+    places = np.empty(SPAN, np.float32)
     queries = np.empty(count * dim, np.float32)
     for i in range(count):
         query = q[i % each // group, (head + i // each) * group + i % group]
         for d in range(dim):
             queries[i * dim + d] = query[d] * scale
-    scores = np.zeros(count * TILE, np.float32)
-    score_rows = np.arange(count) * TILE
+    scores = np.empty(count * SPAN, np.float32)
+    score_rows = np.arange(count) * SPAN
     acc = np.zeros((count, dim), np.float32)
     flat_acc = acc.reshape(-1)
     top = np.full(count, LOWEST)
     total = np.zeros(count, np.float32)
-    scales = np.empty((2, (head_end - head) * TILE), np.float32)
-    scale_rows = np.empty(TILE, np.int64)
-    for begin in range(kv_begin, kv_end, TILE):
-        width = min(TILE, kv_end - begin)
-        find_rows(pages, begin, kv_end, TILE + AHEAD, page_size, row, rows)
-        _score(queries, keys, rows, head, head_end, each, width, dim, scores)
+    scales = np.empty((2, heads * SPAN), np.float32)
+    scale_rows = np.empty(SPAN, np.int64)
+    now = 0
+    size = find_streams(pages, kv_begin, min(SPAN, kv_end - kv_begin), page_size, row, rows, now)
+    for begin in range(kv_begin, kv_end, SPAN):
+        after = begin + SPAN
+        next_size = 0
+        if after < kv_end:
+            next_size = find_streams(
+                pages, after, min(SPAN, kv_end - after), page_size, row, rows, SPAN - now
+            )
+        width = min(SPAN, kv_end - begin)
+        length = size // STREAMS
+        _score(queries, keys, values, rows, now, size, head, heads, each, dim, scores)
         if k_scales.size:
-            find_rows(pages, begin, kv_end, TILE, page_size, kv_heads, scale_rows)
-            for h in range(head_end - head):
-                for j in range(TILE):
-                    scales[0, h * TILE + j] = k_scales[scale_rows[j] + head + h]
-                    scales[1, h * TILE + j] = v_scales[scale_rows[j] + head + h]
-            _scale_rows(scores, each, scales[0])
-        if cap > 0:
-            for i in range(0, count * TILE, LANES):
-                cap_scores(scores, i, cap)
+            find_streams(pages, begin, width, page_size, kv_heads, scale_rows, 0)
+            for h in range(heads):
+                for j in range(size):
+                    scales[0, h * SPAN + j] = k_scales[scale_rows[j] + head + h]
+                    scales[1, h * SPAN + j] = v_scales[scale_rows[j] + head + h]
+            _scale_rows(scores, each, size, scales[0])
+        for x in range(size):
+            places[x] = x % STREAMS * length + x // STREAMS
         for i in range(count):
-            after = position + i % each // group + 1 - begin  # where what the row sees ends
-            for j in range(min(width, after - window)):
-                scores[i * TILE + j] = HIDDEN
-            for j in range(max(0, min(width, after)), TILE):
-                scores[i * TILE + j] = HIDDEN
-            factor = weigh_row(scores, i * TILE, top, total, i)
+            end = min(width, position + i % each // group + 1 - begin)  # of what the row sees
+            start = position + i % each // group + 1 - begin - window
+            for x in range(i * SPAN, i * SPAN + size, LANES):
+                if cap > 0:
+                    cap_scores(scores, x, cap)
+                if start > 0 or end < size:
+                    hide_scores(scores, x, places, x - i * SPAN, start, end, HIDDEN)
+            factor = weigh_row(scores, i * SPAN, size, top, total, i)
             if factor != 1:
                 for d in range(dim):
                     acc[i, d] *= factor
         if v_scales.size:
-            _scale_rows(scores, each, scales[1])
-        _add(scores, score_rows, values, rows, head, head_end, each, width, dim, flat_acc)
-    for h in range(head_end - head):
+            _scale_rows(scores, each, size, scales[1])
+        _add(
+            scores, score_rows, keys, values, rows, now, size, next_size, head, heads, each, dim,
+            flat_acc,
+        )  # fmt: skip
+        now, size = SPAN - now, next_size
+    for h in range(heads):
         mine = slice(h * each, (h + 1) * each)
         finish(piece, head + h, group, acc[mine], top[mine], total[mine], out, parts)
 
@@ -93,56 +124,81 @@ def compute_few(  # noqa: PLR0917
 def _score(  # noqa: PLR0917
     queries: Floats,
     keys: Elements,
+    values: Elements,
     rows: Words,
+    now: int,
+    size: int,
     head: int,
-    head_end: int,
+    heads: int,
     each: int,
-    width: int,
     dim: int,
     scores: Floats,
 ) -> None:
-    """Set the products of all query vectors with the keys of a tile, in the order of memory."""
-    for j in range(0, width, LANES):
-        for h in range(head, head_end):
-            prefetch_rows(keys, rows, j + AHEAD, j + AHEAD + LANES, h * dim, dim)
-            i, end = (h - head) * each, (h - head + 1) * each
-            while i < end:
-                height = min(ROWS, end - i)
-                for at in range(j, j + LANES, across(height)):
-                    dot_rows(
-                        height, queries, i * dim, keys, rows, at, h * dim, dim,
-                        scores, i * TILE + at, TILE,
-                    )  # fmt: skip
-                i += height
+    """Set the products of all query vectors with the keys of a tile: one of each run, then the next.
+
+    What is asked for ahead of the last keys are the first values.
+    """
+    units = size // STREAMS * heads  # keys of a head, one of each run
+    ahead = max(1, AHEAD // (dim * keys.itemsize))
+    for unit in range(units):
+        there = unit + ahead
+        if there < units:
+            at = now + there // heads * STREAMS
+            prefetch_rows(keys, rows, at, at + STREAMS, (head + there % heads) * dim, dim)
+        elif there < 2 * units:
+            there -= units
+            at = now + there // heads * STREAMS
+            prefetch_rows(values, rows, at, at + STREAMS, (head + there % heads) * dim, dim)
+        j, h = unit // heads * STREAMS, unit % heads
+        i, end = h * each, (h + 1) * each
+        while i < end:
+            height = min(ROWS, end - i)
+            for at in range(j, j + STREAMS, across(height)):
+                dot_rows(
+                    height, queries, i * dim, keys, rows, now + at, (head + h) * dim, dim,
+                    scores, i * SPAN + at, SPAN,
+                )  # fmt: skip
+            i += height
 
 
 @compiled
-def _scale_rows(scores: Floats, each: int, scales: Floats) -> None:
-    """Multiply the scores or weights of a tile, TILE a vector, with the TILE scales of its head."""
-    for i in range(len(scores) // TILE):
-        for j in range(TILE):
-            scores[i * TILE + j] *= scales[i // each * TILE + j]
+def _scale_rows(scores: Floats, each: int, size: int, scales: Floats) -> None:
+    """Multiply the scores or weights of a tile, SPAN a vector, with the scales of its head."""
+    for i in range(len(scores) // SPAN):
+        for j in range(size):
+            scores[i * SPAN + j] *= scales[i // each * SPAN + j]
 
 
 @compiled
 def _add(  # noqa: PLR0917
     weights: Floats,
     weight_rows: Words,
+    keys: Elements,
     values: Elements,
     rows: Words,
+    now: int,
+    size: int,
+    next_size: int,
     head: int,
-    head_end: int,
+    heads: int,
     each: int,
-    width: int,
     dim: int,
     acc: Floats,
 ) -> None:
-    """Add the weighted values of a tile, in the order of memory."""
-    for j in range(0, width, LANES):
-        for h in range(head, head_end):
-            prefetch_rows(values, rows, j + AHEAD, j + AHEAD + LANES, h * dim, dim)
-            start = (h - head) * each
-            add_product(
-                each, weights, weight_rows, start, j, 1,
-                values, rows, j, h * dim, min(LANES, width - j), acc, start, dim,
-            )  # fmt: skip
+    """Add the weighted values of a tile, in the order of `_score`; ahead are the next tile's keys."""
+    units = size // STREAMS * heads
+    ahead = max(1, AHEAD // (dim * keys.itemsize))
+    for unit in range(units):
+        there = unit + ahead
+        if there < units:
+            at = now + there // heads * STREAMS
+            prefetch_rows(values, rows, at, at + STREAMS, (head + there % heads) * dim, dim)
+        elif (there - units) < next_size // STREAMS * heads:
+            there -= units
+            at = SPAN - now + there // heads * STREAMS
+            prefetch_rows(keys, rows, at, at + STREAMS, (head + there % heads) * dim, dim)
+        j, h = unit // heads * STREAMS, unit % heads
+        add_product(
+            each, weights, weight_rows, h * each, j, 1,
+            values, rows, now + j, (head + h) * dim, STREAMS, acc, h * each, dim,
+        )  # fmt: skip

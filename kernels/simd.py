@@ -43,7 +43,7 @@ _ROUNDS = (
 )
 """Of each round of `_lane_sums`, the lanes of two vectors that are added to one another."""
 
-ACROSS = (16, 8, 8, 4) if BLOCK > 1 else (4, 2, 2, 1)
+ACROSS = (8, 8, 8, 4) if BLOCK > 1 else (4, 2, 2, 1)
 """Rows of b in a block of `dot_rows` with 1, 2, 3 and 4 rows of a, as registers allow."""
 
 

@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .emit import INT32, LANES, Emit
+from .emit import INT32, LANES, ZERO, Emit
 
 
 @intrinsic
@@ -94,50 +94,82 @@ def weigh_columns(
 
 
 @intrinsic
-def weigh_row(typing_context: Any, scores: Any, start: Any, tops: Any, totals: Any, row: Any):
-    """Turn 64 scores into weights under the greatest so far, and add them to one sum.
+def hide_scores(
+    typing_context: Any,
+    scores: Any,
+    start: Any,
+    places: Any,
+    place: Any,
+    first: Any,
+    end: Any,
+    hidden: Any,
+):
+    """Set those of 16 scores to `hidden` whose place is not one of `first` to `end` - 1.
 
-        old, tops[row] = tops[row], max(tops[row], scores[start : start + 64])
+        scores[start + j] = hidden, unless first <= places[place + j] < end
+
+    `places` are float32, too.
+    """
+    intp = types.intp
+    signature = types.void(scores, intp, places, intp, intp, intp, types.float32)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit = Emit(context, builder, signature, args)
+        target = emit.at(emit.data(0), args[1])
+        place = emit.load(emit.at(emit.data(2), args[3]))
+        first, end = (
+            emit.splat(builder.sitofp(number, ir.FloatType())) for number in args[4:6]
+        )
+        seen = builder.and_(
+            builder.fcmp_ordered(">=", place, first), builder.fcmp_ordered("<", place, end)
+        )
+        emit.store(builder.select(seen, emit.load(target), emit.splat(args[6])), target)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def weigh_row(
+    typing_context: Any, scores: Any, start: Any, count: Any, tops: Any, totals: Any, row: Any
+):
+    """Turn scores into weights under the greatest so far, and add them to one sum.
+
+        old, tops[row] = tops[row], max(tops[row], scores[start : start + count])
         factor = 2 ** (old - tops[row])
         scores[start + j] = 2 ** (scores[start + j] - tops[row])
-        totals[row] = totals[row] * factor + sum of scores[start : start + 64]
+        totals[row] = totals[row] * factor + sum of scores[start : start + count]
 
-    Exponents below -126 give 0. All arrays are flat float32.
+    `count` is a multiple of 16. Exponents below -126 give 0. All arrays are flat float32.
 
     Returns:
         The factor, for what has been summed up with the older weights.
     """
     intp = types.intp
-    signature = types.float32(scores, intp, tops, totals, intp)
+    signature = types.float32(scores, intp, intp, tops, totals, intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit = Emit(context, builder, signature, args)
-        word = args[1].type
-        targets = [
-            emit.at(emit.data(0), args[1], ir.Constant(word, j)) for j in range(0, 64, LANES)
-        ]
-        scores = [emit.load(target) for target in targets]
-        top, total = emit.at(emit.data(2), args[4]), emit.at(emit.data(3), args[4])
+        lanes = ir.Constant(args[2].type, LANES)
+        first, vectors = emit.at(emit.data(0), args[1]), builder.udiv(args[2], lanes)
+        top, total = emit.at(emit.data(3), args[5]), emit.at(emit.data(4), args[5])
         old = emit.splat(builder.load(top))
-        most = old
-        for vector in scores:
-            most = emit.most(most, vector)
-        for distance in (8, 4, 2, 1):
-            most = emit.most(most, emit.shuffle(most, most, [j ^ distance for j in range(LANES)]))
-        factor = emit.exp2(builder.fsub(old, most))
-        weights = [emit.exp2(builder.fsub(vector, most)) for vector in scores]
-        sums = builder.fadd(
-            builder.fadd(weights[0], weights[1]), builder.fadd(weights[2], weights[3])
-        )
-        for distance in (8, 4, 2, 1):
-            lanes = [j ^ distance for j in range(LANES)]
-            sums = builder.fadd(sums, emit.shuffle(sums, sums, lanes))
-        for weight, target in zip(weights, targets, strict=True):
+        most, sums = emit.registers([old, ZERO])
+        with cgutils.for_range(builder, vectors) as loop:
+            score = emit.load(emit.at(first, builder.mul(loop.index, lanes)))
+            builder.store(emit.most(builder.load(most), score), most)
+        now = emit.across(builder.load(most), emit.most)
+        factor = emit.exp2(builder.fsub(old, now))
+        with cgutils.for_range(builder, vectors) as loop:
+            target = emit.at(first, builder.mul(loop.index, lanes))
+            weight = emit.exp2(builder.fsub(emit.load(target), now))
             emit.store(weight, target)
-        sums = emit.fma(emit.splat(builder.load(total)), factor, sums)
-        first = ir.Constant(INT32, 0)
-        builder.store(builder.extract_element(most, first), top)
-        builder.store(builder.extract_element(sums, first), total)
-        return builder.extract_element(factor, first)
+            builder.store(builder.fadd(builder.load(sums), weight), sums)
+        sum_ = emit.across(builder.load(sums), builder.fadd)
+        sum_ = emit.fma(emit.splat(builder.load(total)), factor, sum_)
+        zero = ir.Constant(INT32, 0)
+        builder.store(builder.extract_element(now, zero), top)
+        builder.store(builder.extract_element(sum_, zero), total)
+        return builder.extract_element(factor, zero)
 
     return signature, generate

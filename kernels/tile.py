@@ -20,7 +20,11 @@ Ints = NDArray[np.int32]
 Words = NDArray[np.int64]
 
 TILE = 64
-"""Positions of KV that are scored at once; `softmax.weigh_row` takes 64."""
+"""Positions of KV that `many` scores at once, and of which pieces are multiples."""
+
+STREAMS = 8
+"""Runs of positions that are read side by side. Pages mostly begin at multiples of what a core's
+first cache is folded at, so that more would push one another out of it."""
 
 LINE = 64
 """Bytes that a CPU reads at once."""
@@ -48,6 +52,33 @@ def find_rows(  # noqa: PLR0917
             at, inside = at + 1, 0
     for j in range(end - begin, count):
         offsets[j] = offsets[end - begin - 1]
+
+
+@compiled
+def find_streams(  # noqa: PLR0917
+    pages: Ints, begin: int, width: int, page_size: int, row: int, offsets: Words, place: int
+) -> int:
+    """Set where the rows of `width` positions from `begin` on start, in STREAMS runs side by side.
+
+        offsets[place + r * STREAMS + j] = that of position begin + j * length + r
+
+    The last is repeated until all runs have the same length, which is even.
+
+    Returns:
+        How many offsets there are.
+    """
+    length = round_up(width, 2 * STREAMS) // STREAMS
+    at, inside = begin // page_size, begin % page_size
+    last = np.int64(0)
+    for j in range(STREAMS):
+        for r in range(length):
+            if j * length + r < width:
+                last = (np.int64(pages[at]) * page_size + inside) * row
+                inside += 1
+                if inside == page_size:
+                    at, inside = at + 1, 0
+            offsets[place + r * STREAMS + j] = last
+    return length * STREAMS
 
 
 @compiled
