@@ -30,14 +30,14 @@ stored moves no cut."""
 MANY_POSITIONS = 1024
 """Positions that a piece with many query vectors sees, about, times the pieces side by side."""
 
-READ, COMPUTE = 30.0, 160.0
-"""Of a piece with few query vectors: bytes in float32 that a core reads in a nanosecond, and
-floating point operations that it does, one after the other."""
+READ, COMPUTE = 85.0, 170.0
+"""Of a piece with few query vectors: bytes in float32 that a core reads from its caches in a
+nanosecond, as it does what others have just read, and floating point operations that it does."""
 
 WIDEN, MULTIPLY = 20.0, 200.0
 """The same of one with many; its vectors count by whole sixteens."""
 
-PIECE, PART = 2000.0, 40.0
+PIECE, PART = 1500.0, 30.0
 """Nanoseconds that a piece takes, whatever it reads, and that it takes to write a part and to merge
 it. These six are measured by `benchmarks/pieces.py`; they say what is worth sharing, and balance
 threads. docs/kernels.md has them."""

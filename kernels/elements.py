@@ -17,9 +17,14 @@ from typing import Any
 import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import float32, int8, int16, types
+from numba.core import cgutils
+from numba.core.errors import RequireLiteralValue
 from numba.extending import intrinsic
 
 from .emit import FLOATS, INT32, INTEGERS, LANES, Emit
+
+LINE = 64
+"""Bytes that a CPU reads at once."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,37 @@ def prefetch(typing_context: Any, array: Any, start: Any):
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit = Emit(context, builder, signature, args)
         emit.prefetch(emit.at(emit.data(0), args[1]))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def prefetch_streams(
+    typing_context: Any, array: Any, rows: Any, row: Any, shift: Any, dim: Any, count: Any
+):
+    """Ask for the elements array[rows[row + j] + shift :][:dim] of `count` rows, line by line.
+
+    `count` is known when this is compiled; `rows` are int64.
+    """
+    if not isinstance(count, types.IntegerLiteral):
+        raise RequireLiteralValue("count")
+    streams = count.literal_value
+    signature = types.void(array, rows, types.intp, types.intp, types.intp, count)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit = Emit(context, builder, signature, args)
+        array, rows = emit.data(0), emit.data(1)
+        word = args[2].type
+        starts = [
+            emit.at(array, builder.load(emit.at(rows, args[2], ir.Constant(word, j))), args[3])
+            for j in range(streams)
+        ]
+        line = ir.Constant(word, LINE * 8 // signature.args[0].dtype.bitwidth)
+        lines = builder.udiv(builder.add(args[4], builder.sub(line, ir.Constant(word, 1))), line)
+        with cgutils.for_range(builder, lines) as loop:
+            for start in starts:
+                emit.prefetch(emit.at(start, builder.mul(loop.index, line)))
         return context.get_dummy_value()
 
     return signature, generate

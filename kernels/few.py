@@ -1,10 +1,10 @@
 """Pieces with few query vectors, as a decode has: bound by reading, so that each byte is read once.
 
 Keys and values are widened in registers, for all query vectors of a head at once. A tile of
-positions is read as STREAMS runs side by side, first of keys and then of values: requests' pages lie
-anywhere, and a core that reads one page after another waits at the beginning of each, since it
-guesses what comes next only within a page. With several runs at once it has enough to guess at, and
-what it does not guess it is asked for. This module knows no request and no threads.
+positions is read as STREAMS runs side by side, keys first and then values: pages lie anywhere, and
+a core guesses what comes next only within one, so it waits at the beginning of each that it reads
+alone. Of several at once it guesses enough to wait little, and is asked for the rest. This module
+knows no request and no threads.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from .compiled import compiled
+from .elements import prefetch_streams
 from .emit import LANES
 from .parts import HIDDEN, LOWEST, finish
 from .simd import ROWS, across, dot_rows
@@ -24,16 +25,13 @@ from .tile import (
     Words,
     add_product,
     find_streams,
-    prefetch_rows,
-    round_up,
 )
 
 SPAN = 128
 """Positions of a tile: with pages of 16, a page for each of the STREAMS."""
 
 AHEAD = 1024
-"""Bytes that each run is asked for before they are read: what the memory gives while as much is
-computed. Twice as many push one another out of the first cache."""
+"""Bytes of each run that the memory is asked for before they are read."""
 
 
 @compiled
@@ -61,7 +59,6 @@ def compute_few(  # noqa: PLR0917
     keys, values = k.reshape(-1), v.reshape(-1)
     row = kv_heads * dim
     rows = np.empty(2 * SPAN, np.int64)  # of this tile and of the next, which take turns
-    places = np.empty(SPAN, np.float32)
     queries = np.empty(count * dim, np.float32)
     for i in range(count):
         query = q[i % each // group, (head + i // each) * group + i % group]
@@ -85,7 +82,6 @@ def compute_few(  # noqa: PLR0917
                 pages, after, min(SPAN, kv_end - after), page_size, row, rows, SPAN - now
             )
         width = min(SPAN, kv_end - begin)
-        length = size // STREAMS
         _score(queries, keys, values, rows, now, size, head, heads, each, dim, scores)
         if k_scales.size:
             find_streams(pages, begin, width, page_size, kv_heads, scale_rows, 0)
@@ -94,20 +90,8 @@ def compute_few(  # noqa: PLR0917
                     scales[0, h * SPAN + j] = k_scales[scale_rows[j] + head + h]
                     scales[1, h * SPAN + j] = v_scales[scale_rows[j] + head + h]
             _scale_rows(scores, each, size, scales[0])
-        for x in range(size):
-            places[x] = x % STREAMS * length + x // STREAMS
-        for i in range(count):
-            end = min(width, position + i % each // group + 1 - begin)  # of what the row sees
-            start = position + i % each // group + 1 - begin - window
-            for x in range(i * SPAN, i * SPAN + size, LANES):
-                if cap > 0:
-                    cap_scores(scores, x, cap)
-                if start > 0 or end < size:
-                    hide_scores(scores, x, places, x - i * SPAN, start, end, HIDDEN)
-            factor = weigh_row(scores, i * SPAN, size, top, total, i)
-            if factor != 1:
-                for d in range(dim):
-                    acc[i, d] *= factor
+        seen = position + 1 - begin  # positions of the tile and before that the first row may see
+        _weigh(scores, size, width, seen, window, each, group, cap, top, total, flat_acc)
         if v_scales.size:
             _scale_rows(scores, each, size, scales[1])
         _add(
@@ -134,31 +118,62 @@ def _score(  # noqa: PLR0917
     dim: int,
     scores: Floats,
 ) -> None:
-    """Set the products of all query vectors with the keys of a tile: one of each run, then the next.
+    """Set the products of all query vectors with the keys of a tile, one of each run by turn.
 
-    What is asked for ahead of the last keys are the first values.
+    Behind the last keys, it is the first values that are asked for.
     """
-    units = size // STREAMS * heads  # keys of a head, one of each run
     ahead = max(1, AHEAD // (dim * keys.itemsize))
-    for unit in range(units):
-        there = unit + ahead
-        if there < units:
-            at = now + there // heads * STREAMS
-            prefetch_rows(keys, rows, at, at + STREAMS, (head + there % heads) * dim, dim)
-        elif there < 2 * units:
-            there -= units
-            at = now + there // heads * STREAMS
-            prefetch_rows(values, rows, at, at + STREAMS, (head + there % heads) * dim, dim)
-        j, h = unit // heads * STREAMS, unit % heads
-        i, end = h * each, (h + 1) * each
-        while i < end:
-            height = min(ROWS, end - i)
-            for at in range(j, j + STREAMS, across(height)):
-                dot_rows(
-                    height, queries, i * dim, keys, rows, now + at, (head + h) * dim, dim,
-                    scores, i * SPAN + at, SPAN,
-                )  # fmt: skip
-            i += height
+    far, far_head = ahead // heads * STREAMS, head + ahead % heads
+    for j in range(0, size, STREAMS):
+        for h in range(heads):
+            if far < size:
+                prefetch_streams(keys, rows, now + far, far_head * dim, dim, STREAMS)
+            elif far < 2 * size:
+                prefetch_streams(values, rows, now + far - size, far_head * dim, dim, STREAMS)
+            far_head += 1
+            if far_head == head + heads:
+                far, far_head = far + STREAMS, head
+            i, end = h * each, (h + 1) * each
+            while i < end:
+                height = min(ROWS, end - i)
+                for at in range(j, j + STREAMS, across(height)):
+                    dot_rows(
+                        height, queries, i * dim, keys, rows, now + at, (head + h) * dim, dim,
+                        scores, i * SPAN + at, SPAN,
+                    )  # fmt: skip
+                i += height
+
+
+@compiled
+def _weigh(  # noqa: PLR0917
+    scores: Floats,
+    size: int,
+    width: int,
+    seen: int,
+    window: int,
+    each: int,
+    group: int,
+    cap: float,
+    top: Floats,
+    total: Floats,
+    acc: Floats,
+) -> None:
+    """Turn the scores of a tile of `width` positions into weights; each row sees one more."""
+    count = len(top)
+    dim = len(acc) // count
+    length = size // STREAMS
+    for i in range(count):
+        end = seen + i % each // group
+        first, end = max(0, end - window), min(width, end)
+        for x in range(0, size, LANES):
+            if cap > 0:
+                cap_scores(scores, i * SPAN + x, cap)
+            if first > 0 or end < size:
+                hide_scores(scores, i * SPAN + x, x // STREAMS, length, first, end, HIDDEN)
+        factor = weigh_row(scores, i * SPAN, size, top, total, i)
+        if factor != 1:
+            for d in range(i * dim, (i + 1) * dim):
+                acc[d] *= factor
 
 
 @compiled
@@ -185,20 +200,19 @@ def _add(  # noqa: PLR0917
     dim: int,
     acc: Floats,
 ) -> None:
-    """Add the weighted values of a tile, in the order of `_score`; ahead are the next tile's keys."""
-    units = size // STREAMS * heads
+    """Add the weighted values of a tile, as `_score` goes; behind them are the next keys."""
     ahead = max(1, AHEAD // (dim * keys.itemsize))
-    for unit in range(units):
-        there = unit + ahead
-        if there < units:
-            at = now + there // heads * STREAMS
-            prefetch_rows(values, rows, at, at + STREAMS, (head + there % heads) * dim, dim)
-        elif (there - units) < next_size // STREAMS * heads:
-            there -= units
-            at = SPAN - now + there // heads * STREAMS
-            prefetch_rows(keys, rows, at, at + STREAMS, (head + there % heads) * dim, dim)
-        j, h = unit // heads * STREAMS, unit % heads
-        add_product(
-            each, weights, weight_rows, h * each, j, 1,
-            values, rows, now + j, (head + h) * dim, STREAMS, acc, h * each, dim,
-        )  # fmt: skip
+    far, far_head = ahead // heads * STREAMS, head + ahead % heads
+    for j in range(0, size, STREAMS):
+        for h in range(heads):
+            if far < size:
+                prefetch_streams(values, rows, now + far, far_head * dim, dim, STREAMS)
+            elif far - size < next_size:
+                prefetch_streams(keys, rows, SPAN - now + far - size, far_head * dim, dim, STREAMS)
+            far_head += 1
+            if far_head == head + heads:
+                far, far_head = far + STREAMS, head
+            add_product(
+                each, weights, weight_rows, h * each, j, 1,
+                values, rows, now + j, (head + h) * dim, STREAMS, acc, h * each, dim,
+            )  # fmt: skip

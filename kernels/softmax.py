@@ -1,7 +1,7 @@
 """Scores turned into weights, 16 at a time: the online softmax of one tile of positions.
 
-The arithmetic is in base 2. All arrays are flat float32; NaN is kept. This module knows neither
-pages nor which positions a row sees.
+The arithmetic is in base 2. All arrays are flat float32; NaN is kept. This module knows no
+pages, and is told which positions a row sees.
 """
 # ruff: noqa: ANN201, ARG001, PLR0917 -- see `simd`
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -15,7 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .emit import INT32, LANES, ZERO, Emit
+from .emit import INT32, INTEGERS, LANES, ZERO, Emit
+from .tile import STREAMS
 
 
 @intrinsic
@@ -98,31 +99,33 @@ def hide_scores(
     typing_context: Any,
     scores: Any,
     start: Any,
-    places: Any,
-    place: Any,
+    step: Any,
+    length: Any,
     first: Any,
     end: Any,
     hidden: Any,
 ):
-    """Set those of 16 scores to `hidden` whose place is not one of `first` to `end` - 1.
+    """Hide those of 16 scores whose positions a row does not see.
 
-        scores[start + j] = hidden, unless first <= places[place + j] < end
+        scores[start + j] = hidden, unless first <= j % 8 * length + step + j // 8 < end
 
-    `places` are float32, too.
+    The order of positions is that of `tile.find_streams`.
     """
     intp = types.intp
-    signature = types.void(scores, intp, places, intp, intp, intp, types.float32)
+    signature = types.void(scores, intp, intp, intp, intp, intp, types.float32)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit = Emit(context, builder, signature, args)
         target = emit.at(emit.data(0), args[1])
-        place = emit.load(emit.at(emit.data(2), args[3]))
-        first, end = (
-            emit.splat(builder.sitofp(number, ir.FloatType())) for number in args[4:6]
+        step, length, first, end = (
+            emit.spread(builder.trunc(number, INT32)) for number in args[2:6]
         )
-        seen = builder.and_(
-            builder.fcmp_ordered(">=", place, first), builder.fcmp_ordered("<", place, end)
+        runs, steps = (
+            ir.Constant(INTEGERS, [of(j) for j in range(LANES)])
+            for of in (lambda j: j % STREAMS, lambda j: j // STREAMS)
         )
+        at = builder.add(builder.mul(runs, length), builder.add(step, steps))
+        seen = builder.and_(builder.icmp_signed(">=", at, first), builder.icmp_signed("<", at, end))
         emit.store(builder.select(seen, emit.load(target), emit.splat(args[6])), target)
         return context.get_dummy_value()
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import compiled
-from .elements import prefetch, widen_one, widen_vector
+from .elements import LINE, prefetch, widen_one, widen_vector
 from .emit import LANES
 from .simd import BLOCK, ROWS, multiply_add
 
@@ -25,9 +25,6 @@ TILE = 64
 STREAMS = 8
 """Runs of positions that are read side by side. Pages mostly begin at multiples of what a core's
 first cache is folded at, so that more would push one another out of it."""
-
-LINE = 64
-"""Bytes that a CPU reads at once."""
 
 
 @compiled

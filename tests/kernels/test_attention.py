@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from boughs.kernels import cpu, cut, pieces
+from boughs.kernels import cpu, cut, few, pieces, tile
 from boughs.kernels.backend import AttentionConfig, make_backend
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.kv_cache import KVCache
@@ -169,6 +169,20 @@ def test_neither_the_batch_nor_the_threads_move_a_result(case, threads):
         together = case.run("cpu", threads=threads)
     alone = torch.cat([case.run("cpu", i) for i in range(len(case.requests))])
     assert torch.equal(together, alone)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 300), st.integers(1, few.SPAN), st.sampled_from([1, 3, 16, 64]))
+def test_runs_side_by_side_hold_each_position_in_its_place(begin, width, page_size):
+    pages = np.random.default_rng(begin).permutation(500).astype(np.int32)
+    offsets = np.full(2 * few.SPAN, -1, np.int64)
+    count = tile.find_streams(pages, begin, width, page_size, 7, offsets, few.SPAN)
+    assert count == -(-width // 16) * 16
+    length = count // tile.STREAMS
+    places = [begin + min(j * length + r, width - 1) for r in range(length) for j in range(8)]
+    rows = [(pages[at // page_size] * page_size + at % page_size) * 7 for at in places]
+    assert offsets[few.SPAN : few.SPAN + count].tolist() == rows
+    assert set(offsets[: few.SPAN]) | set(offsets[few.SPAN + count :]) <= {-1}
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
