@@ -24,8 +24,12 @@ VECTORS = 192
 bound by arithmetic, and few enough that a core keeps their sums beside a tile."""
 
 FEW_BYTES = 768 << 10
-"""KV in float32 that a piece with few query vectors reads, about; some 30 microseconds. How it is
-stored moves no cut."""
+"""KV in float32 that a piece with few query vectors reads, about, or more; some 30 microseconds.
+How it is stored moves no cut."""
+
+FEW_PIECES = 16
+"""Pieces with few query vectors into which a request is cut at most. Each begins with waiting for
+memory, and more threads than these have little to gain from sharing one request."""
 
 MANY_POSITIONS = 1024
 """Positions that a piece with many query vectors sees, about, times the pieces side by side."""
@@ -239,7 +243,7 @@ class Cutter:
     def _ranges(self, share: Rows, rows: Rows) -> list[range]:
         """Nearly equal ranges of positions, whole tiles but the last."""
         if self.is_few(rows.count):
-            most = FEW_BYTES // self._size
+            most = max(FEW_BYTES // self._size, -(-(share.kv_end - share.kv_begin) // FEW_PIECES))
         else:
             most = MANY_POSITIONS * self._side_by_side(rows.count)
         begin, end = share.kv_begin, share.kv_end

@@ -153,6 +153,7 @@ def test_cpu_equals_reference(case):
 def test_cpu_equals_reference_when_everything_is_split(case, threads):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cut, "FEW_BYTES", 1)
+        patch.setattr(cut, "FEW_PIECES", 1 << 30)
         patch.setattr(cut, "MANY_POSITIONS", 1)
         patch.setattr(cut, "VECTORS", 16)
         patch.setattr(cut, "INLINE", 1.0)

@@ -110,7 +110,12 @@ def test_cascade_equals_reference(forest, threads, split):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "_pays", lambda *_: True)
         if split:
-            for name, value in (("FEW_BYTES", 1), ("MANY_POSITIONS", 1), ("VECTORS", 16)):
+            for name, value in (
+                ("FEW_BYTES", 1),
+                ("FEW_PIECES", 1 << 30),
+                ("MANY_POSITIONS", 1),
+                ("VECTORS", 16),
+            ):
                 patch.setattr(cut, name, value)
             patch.setattr(cut, "INLINE", 1.0)
         found = forest.run(cascade=True, threads=threads)
