@@ -120,10 +120,8 @@ def hide_scores(
         step, length, first, end = (
             emit.spread(builder.trunc(number, INT32)) for number in args[2:6]
         )
-        runs, steps = (
-            ir.Constant(INTEGERS, [of(j) for j in range(LANES)])
-            for of in (lambda j: j % STREAMS, lambda j: j // STREAMS)
-        )
+        runs = ir.Constant(INTEGERS, [j % STREAMS for j in range(LANES)])
+        steps = ir.Constant(INTEGERS, [j // STREAMS for j in range(LANES)])
         at = builder.add(builder.mul(runs, length), builder.add(step, steps))
         seen = builder.and_(builder.icmp_signed(">=", at, first), builder.icmp_signed("<", at, end))
         emit.store(builder.select(seen, emit.load(target), emit.splat(args[6])), target)
