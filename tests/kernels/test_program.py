@@ -160,8 +160,8 @@ def test_is_what_torch_computes(block, requests, seed):
 
 def test_rows_that_cascade_puts_in_another_order():
     block = Block(WORKERS[1], cascade=True)
-    requests = [(3, 1), (400, 1), (9, 5), (401, 1), (402, 1), (405, 1)]
-    step = Step(requests, shared=96)
+    requests = [(3, 1), (1400, 1), (9, 5), (1401, 1), (1402, 1), (1405, 1)]
+    step = Step(requests, shared=340)
     x = draw(0, len(step.slots), HIDDEN)
     kv, other = step.cache(), step.cache()
     found = block.run(x, step, kv)
@@ -232,7 +232,7 @@ def test_is_what_layers_compute_to_the_last_bit(mixing, requests, size, seed):
 
 def test_is_that_where_cascade_reorders_rows(kind):
     mixing = Mixing(kind, 0, 16, cascade=True)
-    step = Step([(3, 1), (400, 1), (9, 5), (401, 1), (402, 1), (405, 1)], shared=96)
+    step = Step([(3, 1), (1400, 1), (9, 5), (1401, 1), (1402, 1), (1405, 1)], shared=340)
     mixing.check(draw(0, len(step.slots), HIDDEN), step)
     assert mixing.backend.records(step.cache(kind))[0].tasks[2], "these share enough for a cascade"
 
