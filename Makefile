@@ -9,7 +9,7 @@ MODEL  := smollm2-135m
 # of that name, which transformers looks for.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo install model test test-slow test-gpu lint bench bench-kernels clean
+.PHONY: demo install kernels model test test-slow test-gpu lint bench bench-kernels clean
 
 demo: model
 	$(BIN)/boughs run --model $(MODEL) examples/multi_turn.py
@@ -19,6 +19,10 @@ install: $(STAMP)
 
 model: $(STAMP)
 	@$(BIN)/boughs pull $(MODEL)
+
+# What the demo model's first start would compile, beforehand.
+kernels: $(STAMP)
+	$(BIN)/python -m boughs.kernels.ahead int4 int8 --cache float32
 
 test: model
 	$(BIN)/pytest

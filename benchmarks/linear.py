@@ -6,7 +6,8 @@ Shapes are the demo model's: 30 layers, and the head. Layers take turns, as in a
 caches are cold; ways take turns too. A number is the sum over all layers of the best time that one
 of their shape took, since other processes slow most calls down; read the ratios. `int4` has its
 head in int8, as the demo model's file has it. GB/s are the weights' bytes by the time at one row;
-above the table stands what torch reads and multiplies in the same run.
+above the table stands what torch reads and multiplies in the same run, and below it what a start
+measures for itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict, fields
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")  # as the core process does; before torch is loaded
 
@@ -24,7 +26,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import linear
 
+from boughs.kernels.layer_costs import LayerCosts
 from boughs.kernels.linear import Linear
+from boughs.kernels.measure_layers import measure as measure_costs
 from boughs.kernels.weight import Kind, quantize
 from boughs.kernels.workers import Workers
 
@@ -118,7 +122,17 @@ def main() -> None:
     few = totals[min(totals)]
     table.add_row("GB/s", *(f"{sizes[name] / few[name] / 1e9:.1f}" for name in names))
     table.add_row("MB", *(f"{sizes[name] / 1e6:.0f}" for name in names))
-    console.print(table)
+    console.print(table, measured())
+
+
+def measured() -> Table:
+    """What a start measures of each kind, by which calls are cut into tasks."""
+    table = Table(title="costs of linear layers on this machine, ns")
+    for column in ("", *(field.name for field in fields(LayerCosts))):
+        table.add_column(column, justify="right")
+    for kind in KINDS:
+        table.add_row(kind, *(f"{value:.3f}" for value in asdict(measure_costs(kind)).values()))
+    return table
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ no arithmetic; `reference`, `cpu` and `flashinfer` do the work.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torch import Tensor
 from .accelerator import Accelerator
 from .batch import AttentionBatch
 from .kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from .costs import Costs
 
 BACKENDS = ("auto", "flashinfer", "cpu", "reference")
 
@@ -160,6 +163,7 @@ def make_backend(
     cascade: bool = False,
     gpu: Gpu | None = None,
     kv_dtype: torch.dtype = torch.float32,
+    costs: Costs | None = None,
 ) -> AttentionBackend:
     """The attention backend called `name`; see `choose_backend`.
 
@@ -172,17 +176,21 @@ def make_backend(
         gpu: Where the model is on one.
         kv_dtype: Of the cache, for `cpu`: one of `elements.ELEMENTS`. `reference` takes any, and
             that of `flashinfer` is the GPU's.
+        costs: What attention takes on this machine, for `cpu`; default what it took on one.
 
     Raises:
         ValueError: An unknown name, or a backend that does not run here; says why.
     """
+    from .costs import DEFAULT
     from .cpu import CpuBackend
     from .flashinfer import FlashInferBackend
     from .reference import ReferenceBackend
 
     chosen, why = choose_backend(name, config, gpu)
     if chosen == "cpu":
-        return CpuBackend(config, threads or 1, why, cascade=cascade, kv_dtype=kv_dtype)
+        return CpuBackend(
+            config, threads or 1, why, cascade=cascade, kv_dtype=kv_dtype, costs=costs or DEFAULT
+        )
     if chosen == "reference":
         return ReferenceBackend(config, why)
     assert gpu is not None, "flashinfer is chosen on a GPU alone"

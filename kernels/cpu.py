@@ -17,6 +17,7 @@ from torch import Tensor
 from .attend import Record
 from .backend import AttentionConfig, check_batch, check_cache, check_query
 from .batch import AttentionBatch
+from .costs import DEFAULT, Costs
 from .elements import ELEMENTS
 from .emit import LOG2_E
 from .flashinfer_limits import name_of
@@ -54,6 +55,10 @@ class CpuBackend:
         cascade: Whether pages that several requests of a batch see first are read once for all of
             them, where that pays.
         kv_dtype: Of the cache: one of `elements.ELEMENTS`.
+        costs: What pieces take on this machine.
+
+    Attributes:
+        config, why, costs: As given.
 
     Raises:
         ValueError: A cache that the kernels do not read.
@@ -69,6 +74,7 @@ class CpuBackend:
         *,
         cascade: bool = False,
         kv_dtype: torch.dtype = torch.float32,
+        costs: Costs = DEFAULT,
     ) -> None:
         if kv_dtype not in ELEMENTS:
             kinds = ", ".join(map(name_of, ELEMENTS))
@@ -76,6 +82,7 @@ class CpuBackend:
         self.config = config
         self._kv_dtype = kv_dtype
         self._cascade = cascade
+        self.costs = costs
         self.why = why
         self._workers = Workers(threads)
         # The kernels reckon in base 2: either the scale takes the factor, or the cap behind it.
@@ -98,7 +105,7 @@ class CpuBackend:
         }
 
     def _cut(self, batch: AttentionBatch, window: int) -> _Step:
-        plan = divide(batch, self.config, window, cascade=self._cascade)
+        plan = divide(batch, self.config, window, cascade=self._cascade, costs=self.costs)
         return _Step(
             window=window or EVERYTHING,
             pieces=np.array(plan.pieces, dtype=np.int32).reshape(-1, 9),

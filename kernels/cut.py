@@ -1,8 +1,8 @@
 """The cutting of attention into pieces, and of pieces into tasks for threads.
 
-How rows are cut depends on their own number and length alone, never on the batch they are in nor on
-the number of threads, so that neither moves their results. This module knows no batch and computes
-no attention.
+How rows are cut depends on their own number and length alone, never on the batch they are in, the
+number of threads or what was measured, so that none of these moves their results. This module knows
+no batch and computes no attention.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .backend import AttentionConfig
-from .emit import LANES
+from .costs import DEFAULT, Costs
 from .paged import is_few
 from .tile import TILE
 
@@ -34,21 +34,6 @@ memory, and more threads than these have little to gain from sharing one request
 MANY_POSITIONS = 1024
 """Positions that a piece with many query vectors sees, about, times the pieces side by side."""
 
-READ, COMPUTE = 85.0, 170.0
-"""Of a piece with few query vectors: bytes in float32 that a core reads from its caches in a
-nanosecond, as it does what others have just read, and floating point operations that it does."""
-
-WIDEN, MULTIPLY = 20.0, 200.0
-"""The same of one with many; its vectors count by whole sixteens."""
-
-PIECE, PART = 1500.0, 30.0
-"""Nanoseconds that a piece takes, whatever it reads, and that it takes to write a part and to merge
-it. These six are measured by `benchmarks/pieces.py`; they say what is worth sharing, and balance
-threads. docs/kernels.md has them."""
-
-INLINE = 60_000.0
-"""Nanoseconds of work below which waking other threads (some 20,000) does not pay."""
-
 TASKS = 4
 """Tasks a thread into which work is cut, so that a thread that is late does less."""
 
@@ -63,6 +48,7 @@ class Plan:
         parts: Parts that the pieces write.
         merges, sources: As `merge.merge_parts` takes them.
         rows: The order of the batch's rows that the pieces are about; None for their own.
+        inline: Nanoseconds of work that one thread does best alone.
     """
 
     pieces: list[tuple[int, ...]] = field(default_factory=list)
@@ -71,15 +57,16 @@ class Plan:
     merges: list[tuple[int, ...]] = field(default_factory=list)
     sources: list[tuple[int, ...]] = field(default_factory=list)
     rows: NDArray[np.int64] | None = None
+    inline: float = DEFAULT.inline
 
     def tasks(self, threads: int) -> list[tuple[int, int]]:
         """Ranges of pieces, of nearly equal cost, that threads take one after another."""
         if not self.pieces:
             return []
         total = sum(self.costs)
-        if threads == 1 or total < INLINE:
+        if threads == 1 or total < self.inline:
             return [(0, len(self.pieces))]
-        share = max(total / (threads * TASKS), INLINE / 2)
+        share = max(total / (threads * TASKS), self.inline / 2)
         tasks, first, cost = [], 0, 0.0
         for index, more in enumerate(self.costs):
             cost += more
@@ -150,11 +137,17 @@ class Cutter:
 
     Args:
         config: The shape of the attention.
+        costs: What pieces take. They say what a piece counts for, never how rows are cut.
         window: How many positions a row sees; 0 stands for all.
+
+    Attributes:
+        plan: What is being made.
+        costs: As given.
     """
 
-    def __init__(self, config: AttentionConfig, window: int = 0) -> None:
-        self.plan = Plan()
+    def __init__(self, config: AttentionConfig, costs: Costs = DEFAULT, *, window: int = 0) -> None:
+        self.plan = Plan(inline=costs.inline)
+        self.costs = costs
         self._size = config.num_kv_heads * config.head_dim * 8  # of a position, in float32
         self._heads = config.num_kv_heads
         self._group = config.num_heads // config.num_kv_heads
@@ -167,11 +160,7 @@ class Cutter:
 
     def cost(self, rows: int) -> float:
         """Nanoseconds that a position of a KV head takes for so many rows, about."""
-        vectors = rows * self._group
-        if self.is_few(rows):
-            return 8 * self._dim / READ + 4 * self._dim * vectors / COMPUTE
-        vectors = -(-vectors // LANES) * LANES
-        return 8 * self._dim / WIDEN + 4 * self._dim * vectors / MULTIPLY
+        return self.costs.position(rows * self._group, self._dim, few=self.is_few(rows))
 
     def add(self, rows: Rows) -> None:
         """Add all pieces of some rows, and what merges them."""
@@ -261,7 +250,7 @@ class Cutter:
         place = (rows.request, rows.row, rows.row_end, heads.start, heads.stop)
         self.plan.pieces.append((*place, kv.start, kv.stop, rows.position, part))
         cost = self.cost(rows.count) * len(heads) * len(kv)
-        self.plan.costs.append(PIECE + cost)
+        self.plan.costs.append(self.costs.piece + cost)
 
     def _add_merge(self, row: int, row_end: int, heads: range, sources: list[Source]) -> None:
         begin = len(self.plan.sources)

@@ -15,18 +15,16 @@ from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
-from numba.core import cgutils, config
-from numba.core.codegen import get_host_cpu_features
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .emit import FLOATS, INT32, INTEGERS, LANES, Emit
+from .host import FEATURES
 from .panels import LAYOUTS, Layout
 from .products import LINE, by_blocks
 from .weight import GROUP, Kind
 
-_FEATURES = (config.CPU_FEATURES or get_host_cpu_features()).split(",")  # what numba compiles for
-
-AVAILABLE = {"+avx512f", "+avx512vnni"} <= set(_FEATURES)
+AVAILABLE = {"avx512f", "avx512vnni"} <= FEATURES
 """Whether this CPU multiplies bytes so."""
 
 KINDS: tuple[Kind, ...] = ("int8", "int4")

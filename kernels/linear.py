@@ -23,6 +23,7 @@ from torch import Tensor
 from . import digits
 from .calls import Words, bytes_at, callable_by_address, floats_at
 from .compiled import Callee, compiled, entry_point, sources
+from .layer_costs import DEFAULT, LayerCosts
 from .panels import LAYOUTS, PANEL
 from .products import FEW_ROWS, KINDS, NARROW, WIDE, block_rows, dequantize, multiply
 from .row_calls import MEMORY, ROWS, buffer_at
@@ -41,12 +42,6 @@ FEW = 24
 
 FLOAT32 = KINDS.index("float32")
 
-READ, COMPUTE = 0.02, 0.008
-"""Nanoseconds that reading a weight takes, and multiplying a row's input with it, about."""
-
-ENCODE = 0.4
-"""Nanoseconds that writing an input as digits takes, about."""
-
 
 class Linear:
     """y = x W^T + b.
@@ -55,6 +50,7 @@ class Linear:
         weight: W, [out, in]. It is copied; the caller may drop it.
         bias: b, float32 [out].
         workers: The threads that compute.
+        costs: What layers of its number format take; they move no result.
 
     Attributes:
         shape: (out, in).
@@ -67,13 +63,16 @@ class Linear:
         ValueError: A bias that does not fit.
     """
 
-    def __init__(self, weight: Weight, bias: Tensor | None, workers: Workers) -> None:
+    def __init__(
+        self, weight: Weight, bias: Tensor | None, workers: Workers, costs: LayerCosts = DEFAULT
+    ) -> None:
         outputs, inputs = weight.shape
         if bias is not None and (bias.dtype, bias.shape) != (torch.float32, (outputs,)):
             raise ValueError(f"a bias of {bias.dtype} {list(bias.shape)} for {outputs} outputs")
         self.shape = (outputs, inputs)
         self.kind = weight.kind
         self.workers = workers
+        self._costs = costs
         self._layout = LAYOUTS[weight.kind]
         panels = -(-outputs // (PANEL * NARROW)) * NARROW
         self._packed = self._layout.pack(weight, panels)  # [panels, groups]
@@ -123,11 +122,12 @@ class Linear:
         whole, made = takes(self.kind), []
         if whole:
             args = np.array([x, digits, inputs])
-            made.append((encode_call(), args, (0.0, ENCODE * inputs)))
+            made.append((encode_call(), args, (0.0, self._costs.encode * inputs)))
         read = digits if whole else x
         weight = self._bytes.ctypes.data, self._bytes.nbytes, self._bias.ctypes.data, panels
         args, size = np.array([read, out, inputs, outputs, *weight]), inputs * outputs
-        return [*made, (linear_call(self.kind, whole=whole), args, (READ * size, COMPUTE * size))]
+        cost = self._costs.read * size, self._costs.compute * size
+        return [*made, (linear_call(self.kind, whole=whole), args, cost)]
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows [T, in] of the weight in float32, as an embedding reads them; index is int64 [T]."""

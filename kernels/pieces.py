@@ -10,11 +10,17 @@ import numpy as np
 from .backend import AttentionConfig
 from .batch import AttentionBatch
 from .cascade import Sharing, find_sharing
-from .cut import MANY_POSITIONS, PART, PIECE, Cutter, Plan, Rows, Source
+from .costs import DEFAULT, Costs
+from .cut import MANY_POSITIONS, Cutter, Plan, Rows, Source
 
 
 def divide(
-    batch: AttentionBatch, config: AttentionConfig, window: int = 0, *, cascade: bool = False
+    batch: AttentionBatch,
+    config: AttentionConfig,
+    window: int = 0,
+    *,
+    cascade: bool = False,
+    costs: Costs = DEFAULT,
 ) -> Plan:
     """Cut a batch into pieces, for layers whose rows see `window` positions; 0 stands for all.
 
@@ -24,8 +30,9 @@ def divide(
         window: Of the layers.
         cascade: Whether pages that several requests see first are read once for all of them, where
             that pays and there is no window.
+        costs: What pieces take.
     """
-    cutter = Cutter(config, window)
+    cutter = Cutter(config, costs, window=window)
     counts, lens = batch.q_lens.tolist(), batch.kv_lens.tolist()
     rest = [request for request, count in enumerate(counts) if count]
     row = batch.qo_indptr.tolist()
@@ -63,8 +70,8 @@ def _pays(cutter: Cutter, config: AttentionConfig, requests: int, positions: int
     """
     seen = positions * config.num_kv_heads
     alone = requests * seen * cutter.cost(1)
-    parts = 1 + -(-positions // MANY_POSITIONS)
-    more = requests * (PIECE + config.num_heads * PART * parts)
+    parts, costs = 1 + -(-positions // MANY_POSITIONS), cutter.costs
+    more = requests * (costs.piece + config.num_heads * costs.part * parts)
     return alone > seen * cutter.cost(requests) + more
 
 

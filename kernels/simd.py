@@ -16,7 +16,6 @@ from itertools import product
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -24,11 +23,12 @@ from numba.extending import intrinsic
 from .compiled import compiled
 from .elements import read
 from .emit import LANES, ZERO, Emit
+from .host import FEATURES
 
 ROWS = 4
 """Rows of a block that `multiply_add` keeps in registers."""
 
-BLOCK = 4 if get_host_cpu_features().get("avx512f", False) else 1
+BLOCK = 4 if "avx512f" in FEATURES else 1
 """Vectors across in such a block: others have fewer or shorter registers than AVX-512."""
 
 WIDTHS = tuple(width for width in (1, 2, 4) if width <= BLOCK)

@@ -22,7 +22,8 @@ class Limits(msgspec.Struct, frozen=True):
     """What the core can serve; the front validates against it.
 
     `context_length` and `pool_tokens` bound prompt and output together, in tokens; the reasons
-    say why this device and these kernels; `weights` says what the matrices are held in.
+    say why this device and these kernels; `weights` says what the matrices are held in, and
+    `attention_costs` where what attention takes on this machine was read.
     """
 
     model_path: str
@@ -39,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True):
     attention_why: str = ""
     max_batched_tokens: int = 256
     weights: str = ""
+    attention_costs: str = ""
     kv_cache_dtype: str = ""
 
 

@@ -112,6 +112,7 @@ class Core:
             device_why=placement.why,
             attention_why=self.runner.attention_why,
             weights=self.runner.weights_name,
+            attention_costs=self.runner.costs_from,
             kv_cache_dtype=str(placement.kv_dtype).removeprefix("torch."),
             max_batched_tokens=placement.max_batched_tokens,
         )

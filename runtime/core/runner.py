@@ -14,8 +14,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from boughs.kernels import bitmask, filters, ops
-from boughs.kernels.backend import AttentionBackend, choose_backend, make_backend
+from boughs.kernels import bitmask, costs, filters, ops
+from boughs.kernels.backend import (
+    AttentionBackend,
+    AttentionConfig,
+    choose_backend,
+    make_backend,
+)
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.cpu import CpuBackend
 from boughs.kernels.filters import Filters
@@ -23,6 +28,7 @@ from boughs.kernels.flashinfer import FlashInferBackend
 from boughs.kernels.flashinfer_ops import FlashInferFilters, FlashInferOps
 from boughs.kernels.kv_cache import KVCache
 from boughs.kernels.staging import Staging
+from boughs.lang.home import default_home
 from boughs.runtime.config import EngineConfig
 from boughs.runtime.core.graphs import DecodeGraphs
 from boughs.runtime.core.inputs import StepInputs
@@ -45,6 +51,7 @@ class Runner(Protocol):
     attention_name: str
     attention_why: str
     weights_name: str
+    costs_from: str
     filters: Filters
     placement: Placement
 
@@ -90,7 +97,9 @@ class ModelRunner:
             assert where.gpu is not None, "flashinfer is chosen on a GPU alone"
             small = FlashInferOps(where.gpu.flashinfer)
             self.filters = FlashInferFilters(where.gpu.flashinfer)
-        maker = make_maker(config.quantize, where.dtype, where.device, threads)
+        maker = make_maker(
+            config.quantize, where.dtype, where.device, threads, default_home() / "costs"
+        )
         self.model = load_model(
             folder,
             config.context_length,
@@ -103,6 +112,7 @@ class ModelRunner:
         self.eos_token_ids = tuple(shape.eos_token_ids)
         self.context_length = shape.context_length
         self.page_size = config.page_size
+        measured, self.costs_from = _costs(chosen, attention, where)
         self.attention: AttentionBackend = make_backend(
             chosen,
             attention,
@@ -110,6 +120,7 @@ class ModelRunner:
             cascade=not config.disable_cascade,
             gpu=where.gpu,
             kv_dtype=where.kv_dtype,
+            costs=measured,
         )
         self.attention_name = self.attention.name
         accelerator = where.gpu.accelerator if where.gpu else None
@@ -178,6 +189,17 @@ class ModelRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocab] of hidden states [rows, hidden]."""
         return self.model.logits(hidden)
+
+
+def _costs(
+    chosen: str, attention: AttentionConfig, where: Placement
+) -> tuple[costs.Costs | None, str]:
+    """What attention takes here, where that is measured, and where it is from."""
+    if chosen != CpuBackend.name:
+        return None, ""
+    found, source = costs.load(attention, where.kv_dtype, default_home() / "costs")
+    log.info("costs of attention: %s", source)
+    return found, source
 
 
 def _warm_up(page_size: int) -> StepInputs:

@@ -15,13 +15,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor, from_numpy
 from torch.nn.functional import embedding, linear
 
+from boughs.kernels.layer_costs import LayerCosts
 from boughs.kernels.linear import Linear, Stack
+from boughs.kernels.measure_layers import load
 from boughs.kernels.weight import Kind, Weight, concatenate, quantize
 from boughs.kernels.workers import Workers
 from boughs.lang.errors import InvalidRequest, Unsupported
@@ -82,15 +85,21 @@ class LayerMaker(Protocol):
 
 
 def make_maker(
-    quantize: Quantize, dtype: torch.dtype, device: torch.device, threads: int
+    quantize: Quantize,
+    dtype: torch.dtype,
+    device: torch.device,
+    threads: int,
+    costs: Path | None = None,
 ) -> LayerMaker:
     """What makes layers on a device: packed ones on the CPU in float32, torch's own elsewhere.
+
+    See `PackedMaker` for the arguments.
 
     Raises:
         Unsupported: Formats of few bits where torch's layers compute.
     """
     if device.type == "cpu" and dtype == torch.float32:
-        return PackedMaker(quantize, threads)
+        return PackedMaker(quantize, threads, costs)
     if quantize in {"int8", "int4"}:
         raise Unsupported(
             f"quantize: {quantize} is not there on {device.type} in {dtype}; use auto or none, or "
@@ -159,13 +168,16 @@ class PackedMaker:
     Args:
         quantize: The engine's setting.
         threads: Threads that compute, the calling one included.
+        costs: Where what layers take on this machine is kept; None takes it for what it usually is.
     """
 
     dtype = torch.float32
     device = torch.device("cpu")
 
-    def __init__(self, quantize: Quantize, threads: int) -> None:
+    def __init__(self, quantize: Quantize, threads: int, costs: Path | None = None) -> None:
         self._quantize = quantize
+        self._folder = costs
+        self._costs: dict[Kind, LayerCosts] = {}
         self._workers = Workers(threads)
         self._made: Counter[str] = Counter()
 
@@ -179,18 +191,25 @@ class PackedMaker:
         for weight in merged:
             end = begin + weight.shape[0]
             mine = None if bias is None else bias[begin:end]
-            layers.append(Linear(weight, mine, self._workers))
+            layers.append(self._make(weight, mine))
             begin = end
         return layers[0] if len(layers) == 1 else Stack(layers)
 
     def table(self, part: Read) -> Table:
         """A matrix with a row for each token."""
         asked: Quantize = "int8" if self._quantize == "int4" else self._quantize
-        return Linear(self._settle(part, asked), None, self._workers)
+        return self._make(self._settle(part, asked), None)
 
     def describe(self) -> str:
         """What the matrices are held in, as `210 Q4_1 as int4, 1 Q8_0 as int8`."""
         return ", ".join(f"{count} {what}" for what, count in self._made.most_common())
+
+    def _make(self, weight: Weight, bias: Tensor | None) -> Linear:
+        kind = weight.kind
+        if kind not in self._costs:
+            known = self._folder is not None
+            self._costs[kind] = load(kind, self._folder)[0] if known else LayerCosts()
+        return Linear(weight, bias, self._workers, self._costs[kind])
 
     def _settle(self, part: Read, asked: Quantize) -> Weight:
         """A matrix in the format that it is to be held in."""

@@ -16,11 +16,14 @@ from hypothesis import given, settings, strategies as st
 from boughs.kernels import cpu, cut, few, pieces, tile
 from boughs.kernels.backend import AttentionConfig, make_backend
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.costs import DEFAULT
 from boughs.kernels.kv_cache import KVCache
 
 LAYERS, LAYER = 2, 1
 TOLERANCE = 4e-6  # of float32 sums of some hundred terms of size 1
 
+
+EAGER = replace(DEFAULT, wake=1.0)  # every piece is a task
 
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
@@ -85,8 +88,10 @@ class Case:
             self.config.page_size,
         )
 
-    def run(self, name, *which, layer=LAYER, threads=1, dtype=torch.float32):
-        backend = make_backend(name, self.config, threads=threads, kv_dtype=self.kv.dtype)
+    def run(self, name, *which, layer=LAYER, threads=1, dtype=torch.float32, costs=DEFAULT):
+        backend = make_backend(
+            name, self.config, threads=threads, kv_dtype=self.kv.dtype, costs=costs
+        )
         backend.plan(self.batch(*which))
         rows = torch.cat([self.q[i] for i in which or range(len(self.q))])
         return backend.run(layer, rows.to(dtype), self.kv)
@@ -156,8 +161,7 @@ def test_cpu_equals_reference_when_everything_is_split(case, threads):
         patch.setattr(cut, "FEW_PIECES", 1 << 30)
         patch.setattr(cut, "MANY_POSITIONS", 1)
         patch.setattr(cut, "VECTORS", 16)
-        patch.setattr(cut, "INLINE", 1.0)
-        found = case.run("cpu", threads=threads)
+        found = case.run("cpu", threads=threads, costs=EAGER)
     expected = case.run("reference", dtype=torch.float64)
     torch.testing.assert_close(found.double(), expected, atol=TOLERANCE, rtol=0)
 
@@ -165,9 +169,7 @@ def test_cpu_equals_reference_when_everything_is_split(case, threads):
 @settings(max_examples=40, deadline=None)
 @given(cases(), st.integers(2, 3))
 def test_neither_the_batch_nor_the_threads_move_a_result(case, threads):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cut, "INLINE", 1.0)
-        together = case.run("cpu", threads=threads)
+    together = case.run("cpu", threads=threads, costs=EAGER)
     alone = torch.cat([case.run("cpu", i) for i in range(len(case.requests))])
     assert torch.equal(together, alone)
 

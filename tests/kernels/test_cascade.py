@@ -1,6 +1,7 @@
 """Shared prefixes read once: what is found to be shared, and that results stay what they were."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from boughs.kernels import cut, pieces
 from boughs.kernels.backend import AttentionConfig, make_backend
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.cascade import find_sharing
+from boughs.kernels.costs import DEFAULT, Costs
 from boughs.kernels.kv_cache import KVCache
 
 TOLERANCE = 4e-6
@@ -65,9 +67,9 @@ class Forest:
             self.tables, self.kv_lens, self.q_lens, self.config.page_size
         )
 
-    def run(self, name="cpu", *, cascade=False, threads=1, dtype=torch.float32):
+    def run(self, name="cpu", *, cascade=False, threads=1, dtype=torch.float32, costs=DEFAULT):
         backend = make_backend(
-            name, self.config, threads=threads, cascade=cascade, kv_dtype=self.kv.dtype
+            name, self.config, threads=threads, cascade=cascade, kv_dtype=self.kv.dtype, costs=costs
         )
         backend.plan(self.batch())
         return backend.run(0, self.q.to(dtype), self.kv)
@@ -117,8 +119,7 @@ def test_cascade_equals_reference(forest, threads, split):
                 ("VECTORS", 16),
             ):
                 patch.setattr(cut, name, value)
-            patch.setattr(cut, "INLINE", 1.0)
-        found = forest.run(cascade=True, threads=threads)
+        found = forest.run(cascade=True, threads=threads, costs=replace(DEFAULT, wake=1.0))
     expected = forest.run("reference", dtype=torch.float64)
     torch.testing.assert_close(found.double(), expected, atol=TOLERANCE, rtol=0)
 
@@ -203,3 +204,32 @@ def test_layers_with_a_window_are_not_shared():
     forest = shared(8, 64, windows=(100,))
     assert pieces.divide(forest.batch(), forest.config, 100, cascade=True).rows is None
     assert torch.equal(forest.run(cascade=True), forest.run())
+
+
+# Costs under which nothing is worth sharing but what is long, and under which everything is.
+SHY = Costs(1.0, 1e-3, 1.0, 1e-3, 1e5, 1e4, 1e12)
+BOLD = Costs(1e-3, 1e3, 1e-3, 1e3, 0.0, 0.0, 1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(forests(), st.integers(1, 2))
+def test_what_was_measured_moves_no_result_but_by_rounding(forest, threads):
+    """Without cascade not even by that."""
+    flat = [forest.run(threads=threads, costs=costs) for costs in (SHY, BOLD)]
+    assert torch.equal(*flat)
+    shared = [forest.run(cascade=True, threads=threads, costs=costs) for costs in (SHY, BOLD)]
+    torch.testing.assert_close(*shared, atol=2 * TOLERANCE, rtol=0)
+
+
+def test_such_costs_choose_otherwise():
+    forest = shared(4, 2)
+    plans = [
+        pieces.divide(forest.batch(), forest.config, cascade=True, costs=costs)
+        for costs in (SHY, BOLD)
+    ]
+    assert [plan.rows is None for plan in plans] == [True, False]
+    long = shared(4, 64)
+    tasks = [
+        pieces.divide(long.batch(), long.config, costs=costs).tasks(2) for costs in (SHY, BOLD)
+    ]
+    assert len(tasks[0]) != len(tasks[1])
