@@ -11,6 +11,7 @@ not depend on the others of its block. This module knows no threads and no bias.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -18,10 +19,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .compiled import compiled
 from .emit import FLOATS, INT32, INTEGERS, LANES, Emit
 from .host import FEATURES
 from .panels import LAYOUTS, Layout
-from .products import LINE, by_blocks
+from .products import LINE, NARROW, WIDE, by_blocks
 from .weight import GROUP, Kind
 
 AVAILABLE = {"avx512f", "avx512vnni"} <= FEATURES
@@ -37,17 +39,24 @@ TOP = 8 * DIGITS - 2
 
 ENCODED = 128
 """Bytes of an encoded group: its digits, those of the highest place first; the power of two; the
-sum of the numbers times it; of each digit, -128 times the sum, for weights that are kept 128 too
-large."""
+sum of the numbers times it; -128 times the sum of all digits but the last, read as one number, and
+-128 times that of the last, for weights that are kept 128 too large."""
 
 POWER = DIGITS * GROUP
 TOTAL = POWER + 4
-SHIFTS = TOTAL + 4
+SHIFT = TOTAL + 4
 
-FEW_ROWS, MOST_ROWS = 2, 4
-"""Up to how many rows a block is WIDE panels across, and rows of a block."""
+MOST_ROWS = 4
+"""Rows of a block. Twelve to eighteen sums keep the units that multiply busy; with many more there
+is no room to begin a group before the last one has ended."""
 
-BLOCKS = ((1, 4), (2, 4), (1, 2), (2, 2), (3, 2), (4, 2))
+STEP = 8
+"""Inputs that are multiplied in one go."""
+
+BLOCKS = [
+    (1, WIDE),
+    *((rows, NARROW) for rows in range(1, MOST_ROWS + 1)),
+]
 """(rows, panels) of all blocks that there are."""
 
 
@@ -74,9 +83,7 @@ def encode(typing_context: Any, x: Any, start: Any, out: Any, out_start: Any):
             builder.sub(builder.bitcast(emit.fma(v, emit.splat(power), magic), INTEGERS), low)
             for v in floats
         ]
-        total = builder.sitofp(emit.sum_integers(numbers), ir.FloatType())
-        emit.put(builder.fmul(total, inverse), out, TOTAL)
-        emit.put(inverse, out, POWER)
+        total = emit.sum_integers(numbers)
         for digit in reversed(range(DIGITS)):
             digits = numbers
             if digit:
@@ -88,11 +95,16 @@ def encode(typing_context: Any, x: Any, start: Any, out: Any, out_start: Any):
                     builder.ashr(builder.sub(n, d), emit.integer(8))
                     for n, d in zip(numbers, digits, strict=True)
                 ]
+            if digit == DIGITS - 1:
+                low = emit.sum_integers(digits)
             for i, vector in enumerate(digits):
                 small = builder.trunc(vector, ir.VectorType(ir.IntType(8), LANES))
                 emit.put(small, out, digit * GROUP + i * LANES)
-            shift = builder.mul(emit.sum_integers(digits), ir.Constant(INT32, -128))
-            emit.put(shift, out, SHIFTS + 4 * digit)
+        high = builder.ashr(builder.sub(total, low), ir.Constant(INT32, 8))
+        for place, sum_ in ((SHIFT, high), (SHIFT + 4, low)):
+            emit.put(builder.mul(sum_, ir.Constant(INT32, -128)), out, place)
+        emit.put(builder.fmul(builder.sitofp(total, ir.FloatType()), inverse), out, TOTAL)
+        emit.put(inverse, out, POWER)
         return context.get_dummy_value()
 
     return signature, generate
@@ -131,18 +143,22 @@ def multiply_digits(
     packed_start: Any,
     packed_stride: Any,
     groups: Any,
+    bias: Any,
+    bias_start: Any,
     out: Any,
     out_start: Any,
     out_stride: Any,
 ):
-    """Add products to a block of results, of a size in BLOCKS, as `products.multiply` does.
+    """Write a block of results, of a size in BLOCKS.
 
     `kind` is a place in KINDS, known when this is compiled. `x` are bytes: encoded rows, the next
     one `x_stride` bytes behind.
     """
     intp = types.intp
     numbers = [intp] * 2
-    signature = types.void(kind, *numbers, x, *numbers, packed, *numbers, intp, out, *numbers)
+    signature = types.void(
+        kind, *numbers, x, *numbers, packed, *numbers, intp, bias, intp, out, *numbers
+    )
 
     layout = LAYOUTS[KINDS[kind.literal_value]]
     return signature, by_blocks(BLOCKS, layout, _multiply_block)
@@ -151,85 +167,101 @@ def multiply_digits(
 def _multiply_block(emit: Emit, args: Any, layout: Layout, height: int, width: int) -> None:
     """Emit `multiply_digits` for a block of `height` rows and `width` panels."""
     builder = emit.builder
-    x, packed, out = (emit.data(i) for i in (3, 6, 10))
+    x, packed, bias, out = (emit.data(i) for i in (3, 6, 10, 12))
     x_start, x_stride, packed_start, packed_stride, groups = (args[i] for i in (4, 5, 7, 8, 9))
     word = x_start.type
 
     def number(value: int) -> Any:
         return ir.Constant(word, value)
 
-    rows = [emit.at(x, x_start, builder.mul(x_stride, number(i))) for i in range(height)]
+    first = emit.at(x, x_start)
     panels = [
         emit.at(packed, packed_start, builder.mul(packed_stride, number(j))) for j in range(width)
     ]
     targets = [
-        emit.at(out, args[11], builder.mul(args[12], number(i)), number(j * LANES))
+        emit.at(out, args[13], builder.mul(args[14], number(i)), number(j * LANES))
         for i in range(height)
         for j in range(width)
     ]
-    sums = emit.registers([emit.load(target) for target in targets])
+    biases = [emit.load(emit.at(bias, args[11], number(j * LANES))) for j in range(width)]
+    sums = emit.registers(biases * height)
     ahead = builder.mul(packed_stride, number(width))
     with cgutils.for_range(builder, groups) as group:
-        left = [emit.at(row, builder.mul(group.index, number(ENCODED))) for row in rows]
+        left = emit.at(first, builder.mul(group.index, x_stride))
         size = number(layout.dtype.itemsize)
         right = [emit.at(panel, builder.mul(group.index, size)) for panel in panels]
         for place in right:  # as in `products`
             for line in range(0, layout.dtype.itemsize, LINE):
                 emit.prefetch(emit.at(place, ahead, number(line)))
-        found = _multiply_group(emit, layout, left, right)
-        for j, place in enumerate(right):
-            scale, *minimum = layout.open(emit, place)
-            for i, row in enumerate(left):
-                sum_ = sums[i * width + j]
-                made = emit.fma(found[i][j], scale, builder.load(sum_))
-                for part in minimum:
-                    made = emit.fma(emit.splat(emit.get(row, TOTAL, ir.FloatType())), part, made)
-                builder.store(made, sum_)
+        found = _multiply_group(emit, layout, left, right, height)
+        parts = [layout.open(emit, place) for place in right]
+        for place, sum_ in enumerate(sums):
+            i, j = divmod(place, width)
+            power, total = (
+                emit.splat(emit.get(left, i * ENCODED + field, ir.FloatType()))
+                for field in (POWER, TOTAL)
+            )
+            scale, *minimum = parts[j]
+            made = emit.fma(found[place], builder.fmul(scale, power), builder.load(sum_))
+            for part in minimum:
+                made = emit.fma(total, part, made)
+            builder.store(made, sum_)
     for sum_, target in zip(sums, targets, strict=True):
         emit.store(builder.load(sum_), target)
 
 
 def _multiply_group(
-    emit: Emit, layout: Layout, left: list[Any], right: list[Any]
-) -> list[list[Any]]:
-    """Products of one group of each row and each panel, without the weights' scales."""
-    builder = emit.builder
-    sums: list[list[list[Any]]] = [
-        [
-            [
-                emit.spread(emit.get(row, SHIFTS + 4 * digit, INT32))
-                if layout.kind == "int8"
-                else emit.integer(0)
-                for digit in range(DIGITS)
-            ]
-            for _ in right
-        ]
-        for row in left
-    ]
-    for first in range(0, GROUP, layout.step):
-        vectors = [layout.read_bytes(emit, place, first) for place in right]
-        for k in range(layout.step // 4):
-            for i, row in enumerate(left):
-                for digit in range(DIGITS):
-                    place = digit * GROUP + first + 4 * k
-                    four = emit.spread(emit.get(row, place, INT32))
-                    for j in range(len(right)):
-                        sums[i][j][digit] = emit.dot(sums[i][j][digit], vectors[j][k], four)
-    powers = [emit.splat(emit.get(row, POWER, ir.FloatType())) for row in left]
-    return [
-        [builder.fmul(_join(emit, digits), power) for digits in per_row]
-        for per_row, power in zip(sums, powers, strict=True)
-    ]
+    emit: Emit, layout: Layout, left: Any, right: list[Any], height: int
+) -> list[Any]:
+    """Products of one group of all rows with all panels, as floats without scales and powers."""
+    builder, width = emit.builder, len(right)
+    # [rows, panels, digits]
+    sums = emit.registers([emit.integer(0)] * (height * width * DIGITS))
+    with cgutils.for_range(builder, emit.word(GROUP // STEP)) as loop:
+        start = builder.mul(loop.index, emit.word(STEP * LANES * layout.bits // 8))
+        vectors = []
+        for panel in right:
+            firsts = range(0, STEP, layout.step)
+            read = [layout.read_bytes(emit, emit.at(panel, start), first) for first in firsts]
+            vectors.append([vector for some in read for vector in some])
+        inputs = emit.at(left, builder.mul(loop.index, emit.word(STEP)))
+        for k in range(STEP // 4):
+            for row, digit in product(range(height), range(DIGITS)):
+                place = row * ENCODED + digit * GROUP + 4 * k
+                four = emit.spread(emit.get(inputs, place, INT32))
+                for panel in range(width):
+                    sum_ = sums[(row * width + panel) * DIGITS + digit]
+                    builder.store(emit.dot(builder.load(sum_), vectors[panel][k], four), sum_)
+    found = []
+    for row, panel in product(range(height), range(width)):
+        first = (row * width + panel) * DIGITS
+        digits = [builder.load(sum_) for sum_ in sums[first : first + DIGITS]]
+        shifts = emit.at(left, emit.word(row * ENCODED))
+        found.append(_join(emit, digits, shifts if layout.kind == "int8" else None))
+    return found
 
 
-def _join(emit: Emit, digits: list[Any]) -> Any:
-    """The float that digits stand for, which may be larger than a byte."""
+def _join(emit: Emit, digits: list[Any], shifts: Any) -> Any:
+    """The float that digits stand for, which may be larger than a byte.
+
+    `shifts` points to the encoded group of a row whose shifts are to be added.
+    """
     builder = emit.builder
     *high, low = digits
-    base = emit.constant(256.0)
-    if not high:
-        return builder.sitofp(low, FLOATS)
-    first, *rest = high
+    whole, *rest = high
     for digit in rest:
-        first = builder.add(builder.shl(first, emit.integer(8)), digit)
-    return emit.fma(builder.sitofp(first, FLOATS), base, builder.sitofp(low, FLOATS))
+        whole = builder.add(builder.shl(whole, emit.integer(8)), digit)
+    if shifts is None:  # weights of 4 bits leave room for all of it
+        return builder.sitofp(builder.add(builder.shl(whole, emit.integer(8)), low), FLOATS)
+    whole, low = (
+        builder.sitofp(builder.add(part, emit.spread(emit.get(shifts, place, INT32))), FLOATS)
+        for part, place in ((whole, SHIFT), (low, SHIFT + 4))
+    )
+    return emit.fma(whole, emit.constant(256.0), low)
+
+
+@compiled
+def block_rows(left: int) -> int:
+    """Rows of the next block, where `left` are to be computed: three as far as that goes."""
+    blocks = max(1, (left + 1) // 3)
+    return -(-left // blocks)

@@ -13,6 +13,8 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils
 
+from .host import FEATURES
+
 LANES = 16
 """Floats in a vector."""
 
@@ -152,9 +154,12 @@ class Emit:
     def half(self, bits: Any) -> Any:
         """The numbers of a vector of finite float16, which are given as whole numbers of 16 bits.
 
-        Not by LLVM's own conversion, which calls a library on a CPU that has none.
+        LLVM's own conversion calls a library on a CPU that has no instruction for it.
         """
         builder = self.builder
+        if "f16c" in FEATURES:
+            halves = ir.VectorType(ir.HalfType(), LANES)
+            return builder.fpext(builder.bitcast(bits, halves), FLOATS)
         wide = builder.zext(bits, INTEGERS)
         sign = builder.shl(builder.and_(wide, self.integer(0x8000)), self.integer(16))
         size = builder.shl(builder.and_(wide, self.integer(0x7FFF)), self.integer(13))
@@ -176,6 +181,10 @@ class Emit:
             ir.Constant(INTEGERS, ir.Undefined), number, ir.Constant(INT32, 0)
         )
         return self.shuffle(first, first, [0] * LANES)
+
+    def word(self, number: int) -> Any:
+        """A number of 64 bits that is known now, as loops count with."""
+        return ir.Constant(ir.IntType(64), number)
 
     def get(self, base: Any, offset: int, kind: Any) -> Any:
         """What lies `offset` bytes behind the byte `base`."""

@@ -199,7 +199,8 @@ def multiply_rows(kind: Kind) -> Callable[..., None]:
 def multiply_digit_rows(kind: Kind) -> Callable[..., None]:
     """Compile, or load from disk, the same for rows that are written as digits.
 
-    Its arguments are those of `multiply_rows`, but for x: bytes [T, groups * ENCODED].
+    Its arguments are those of `multiply_rows`, but for x: bytes of encoded groups, [groups, T] of
+    them, in an array of [T, groups * ENCODED].
     """
     version = sources()
     place = digits.KINDS.index(kind)
@@ -210,20 +211,16 @@ def multiply_digit_rows(kind: Kind) -> Callable[..., None]:
         count, size = x.shape
         columns, groups = out.shape[1], size // digits.ENCODED
         flat_x, flat_out = x.reshape(-1), out.reshape(-1)
-        few = count <= digits.FEW_ROWS
-        across, most = (WIDE, digits.FEW_ROWS) if few else (NARROW, digits.MOST_ROWS)
+        across = WIDE if count == 1 else NARROW
         for panel in range(first, end, across):
             width = min(across, end - panel)
-            for i in range(count):
-                for j in range(panel * PANEL, (panel + width) * PANEL):
-                    out[i, j] = bias[j]
             i = 0
             while i < count:
-                height = min(most, count - i)
+                height = digits.block_rows(count - i)
                 digits.multiply_digits(
-                    place, height, width, flat_x, i * size, size,
+                    place, height, width, flat_x, i * digits.ENCODED, count * digits.ENCODED,
                     packed, panel * groups * group, groups * group, groups,
-                    flat_out, i * columns + panel * PANEL, columns,
+                    bias, panel * PANEL, flat_out, i * columns + panel * PANEL, columns,
                 )  # fmt: skip
                 i += height
 
@@ -237,7 +234,7 @@ def takes(kind: Kind) -> bool:
 
 @cache
 def encode_call() -> Any:
-    """Rows as digits.
+    """Rows as digits, group by group of all rows: so a block finds its rows side by side.
 
     args: offset of the rows; offset of the result, which is as wide; floats a row.
     """
@@ -249,7 +246,8 @@ def encode_call() -> Any:
         out = digits_at(step, args[1], args[2])
         flat_x, flat_out = x.reshape(-1), out.reshape(-1)
         for i in range(len(x) * task // tasks * groups, len(x) * (task + 1) // tasks * groups):
-            digits.encode(flat_x, i * GROUP, flat_out, i * digits.ENCODED)
+            place = i % groups * len(x) + i // groups
+            digits.encode(flat_x, i * GROUP, flat_out, place * digits.ENCODED)
 
     return callable_by_address(run)
 

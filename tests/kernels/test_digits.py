@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from boughs.kernels import digits
-from boughs.kernels.digits import DIGITS, ENCODED, POWER, SHIFTS, TOP, TOTAL
+from boughs.kernels.digits import DIGITS, ENCODED, POWER, SHIFT, TOP, TOTAL
 from boughs.kernels.linear import Linear, encode_call
 from boughs.kernels.team import run_calls
 from boughs.kernels.weight import GROUP, quantize
@@ -32,7 +32,8 @@ def encode(x):
     calls = np.array([[encode_call().address, args.ctypes.data]])
     step = np.array([rows, memory.ctypes.data])
     run_calls(WORKERS, calls, np.array([1]), step)
-    return memory[x.size :].view(np.uint8).reshape(rows, width // GROUP, ENCODED)
+    made = memory[x.size :].view(np.uint8).reshape(width // GROUP, rows, ENCODED)
+    return made.swapaxes(0, 1)
 
 
 def field(encoded, place, dtype, count=1):
@@ -56,7 +57,9 @@ def test_numbers_are_as_near_as_their_bits_allow(x):
     slack = 1e-6 * abs(total) + 1e-37
     assert (abs(field(encoded, TOTAL, np.float32) - total) <= slack).all()
     sums = bytes_.astype(np.int32).sum(axis=3)
-    assert np.array_equal(field(encoded, SHIFTS, np.int32, DIGITS), -128 * sums)
+    high = sums[:, :, :-1] @ 256 ** np.arange(DIGITS - 1)[::-1]
+    shifts = -128 * np.stack((high, sums[:, :, -1]), axis=2)
+    assert np.array_equal(field(encoded, SHIFT, np.int32, 2), shifts)
 
 
 @pytest.mark.parametrize("number", [1.0, -1.0, 0.5, 3.0, -127.0, 2.0**-90, -(2.0**90)])
