@@ -151,8 +151,12 @@ def multiply_digits(
 ):
     """Write a block of results, of a size in BLOCKS.
 
-    `kind` is a place in KINDS, known when this is compiled. `x` are bytes: encoded rows, the next
-    one `x_stride` bytes behind.
+        out[out_start + i * out_stride + j] = bias[bias_start + j] + sum over k < groups * GROUP of
+            input k of row i * weight of output j and input k
+
+    `kind` is a place in KINDS, known when this is compiled. `x` are bytes: the first group of row i
+    lies i encoded groups behind `x_start`, each next one `x_stride` bytes further. `packed` are
+    bytes, as in `products.multiply`; `bias` and `out` are flat float32.
     """
     intp = types.intp
     numbers = [intp] * 2
@@ -169,30 +173,26 @@ def _multiply_block(emit: Emit, args: Any, layout: Layout, height: int, width: i
     builder = emit.builder
     x, packed, bias, out = (emit.data(i) for i in (3, 6, 10, 12))
     x_start, x_stride, packed_start, packed_stride, groups = (args[i] for i in (4, 5, 7, 8, 9))
-    word = x_start.type
-
-    def number(value: int) -> Any:
-        return ir.Constant(word, value)
-
     first = emit.at(x, x_start)
     panels = [
-        emit.at(packed, packed_start, builder.mul(packed_stride, number(j))) for j in range(width)
+        emit.at(packed, packed_start, builder.mul(packed_stride, emit.word(j)))
+        for j in range(width)
     ]
     targets = [
-        emit.at(out, args[13], builder.mul(args[14], number(i)), number(j * LANES))
+        emit.at(out, args[13], builder.mul(args[14], emit.word(i)), emit.word(j * LANES))
         for i in range(height)
         for j in range(width)
     ]
-    biases = [emit.load(emit.at(bias, args[11], number(j * LANES))) for j in range(width)]
+    biases = [emit.load(emit.at(bias, args[11], emit.word(j * LANES))) for j in range(width)]
     sums = emit.registers(biases * height)
-    ahead = builder.mul(packed_stride, number(width))
+    ahead = builder.mul(packed_stride, emit.word(width))
     with cgutils.for_range(builder, groups) as group:
         left = emit.at(first, builder.mul(group.index, x_stride))
-        size = number(layout.dtype.itemsize)
+        size = emit.word(layout.dtype.itemsize)
         right = [emit.at(panel, builder.mul(group.index, size)) for panel in panels]
         for place in right:  # as in `products`
             for line in range(0, layout.dtype.itemsize, LINE):
-                emit.prefetch(emit.at(place, ahead, number(line)))
+                emit.prefetch(emit.at(place, ahead, emit.word(line)))
         found = _multiply_group(emit, layout, left, right, height)
         parts = [layout.open(emit, place) for place in right]
         for place, sum_ in enumerate(sums):

@@ -40,6 +40,10 @@ accuracy, and so that NARROW panels of so many fit a core's first cache."""
 FEW = 24
 """Rows up to which working weights out again for each block is cheaper than keeping them."""
 
+CHUNK = 96
+"""Encoded rows that are multiplied with all panels of a task before the next ones, so that a core's
+second cache holds them and their results at common widths."""
+
 FLOAT32 = KINDS.index("float32")
 
 
@@ -212,17 +216,19 @@ def multiply_digit_rows(kind: Kind) -> Callable[..., None]:
         columns, groups = out.shape[1], size // digits.ENCODED
         flat_x, flat_out = x.reshape(-1), out.reshape(-1)
         across = WIDE if count == 1 else NARROW
-        for panel in range(first, end, across):
-            width = min(across, end - panel)
-            i = 0
-            while i < count:
-                height = digits.block_rows(count - i)
-                digits.multiply_digits(
-                    place, height, width, flat_x, i * digits.ENCODED, count * digits.ENCODED,
-                    packed, panel * groups * group, groups * group, groups,
-                    bias, panel * PANEL, flat_out, i * columns + panel * PANEL, columns,
-                )  # fmt: skip
-                i += height
+        for begin in range(0, count, CHUNK):
+            stop = min(begin + CHUNK, count)
+            for panel in range(first, end, across):
+                width = min(across, end - panel)
+                i = begin
+                while i < stop:
+                    height = digits.block_rows(stop - i)
+                    digits.multiply_digits(
+                        place, height, width, flat_x, i * digits.ENCODED, count * digits.ENCODED,
+                        packed, panel * groups * group, groups * group, groups,
+                        bias, panel * PANEL, flat_out, i * columns + panel * PANEL, columns,
+                    )  # fmt: skip
+                    i += height
 
     return entry_point(run, uint8[:, ::1], uint8[::1], float32[::1], int64, int64, float32[:, ::1])
 
@@ -245,9 +251,10 @@ def encode_call() -> Any:
         x, groups = buffer_at(step, args[0], args[2]), args[2] // GROUP
         out = digits_at(step, args[1], args[2])
         flat_x, flat_out = x.reshape(-1), out.reshape(-1)
-        for i in range(len(x) * task // tasks * groups, len(x) * (task + 1) // tasks * groups):
-            place = i % groups * len(x) + i // groups
-            digits.encode(flat_x, i * GROUP, flat_out, place * digits.ENCODED)
+        for i in range(len(x) * task // tasks, len(x) * (task + 1) // tasks):
+            for j in range(groups):
+                place = (j * len(x) + i) * digits.ENCODED
+                digits.encode(flat_x, (i * groups + j) * GROUP, flat_out, place)
 
     return callable_by_address(run)
 

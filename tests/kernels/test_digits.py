@@ -6,14 +6,14 @@ import torch
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
-from boughs.kernels import digits
+from boughs.kernels import digits, team
 from boughs.kernels.digits import DIGITS, ENCODED, POWER, SHIFT, TOP, TOTAL
 from boughs.kernels.linear import Linear, encode_call
 from boughs.kernels.team import run_calls
 from boughs.kernels.weight import GROUP, quantize
 from boughs.kernels.workers import Workers
 
-WORKERS = Workers(1)
+WORKERS, THREADS = Workers(1), Workers(3)
 
 pytestmark = pytest.mark.skipif(not digits.AVAILABLE, reason="no such CPU")
 
@@ -80,6 +80,41 @@ def test_what_is_not_finite_shows(kind, number):
     found = Linear(quantize(np.ones((3, 64), np.float32), kind), None, WORKERS)(x)
     assert found[0].isfinite().all()
     assert found[1].isnan().all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(digits.KINDS),
+    st.integers(1, 70) | st.sampled_from([95, 96, 97, 98, 99, 100, 193]),
+    st.integers(1, 200),
+    st.integers(1, 5),
+    st.integers(0, 2**31),
+)
+def test_blocks_of_all_sizes(kind, rows, outputs, groups, seed):
+    """Rows of any size, some of them not finite, each as exact as, and the same as, alone."""
+    random = np.random.default_rng(seed)
+    matrix = random.standard_normal((outputs, groups * GROUP)).astype(np.float32)
+    matrix *= 10.0 ** random.integers(-3, 3, (outputs, 1))
+    weight = quantize(matrix, kind)
+    x = random.standard_normal((rows, groups * GROUP)).astype(np.float32)
+    x *= 2.0 ** random.integers(-80, 80, (rows, 1))
+    x *= random.random(x.shape) < random.random()
+    broken = random.random(rows) < 0.1
+    places = random.integers(0, groups * GROUP, rows)
+    x[broken, places[broken]] = random.choice([np.nan, np.inf, -np.inf], broken.sum())
+    layer = Linear(weight, None, THREADS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(team, "LEAST", 1.0)  # else these are too small for threads
+        found = layer(torch.from_numpy(x)).numpy()
+    assert np.isnan(found[broken]).all()
+    good, exact = ~broken, weight.dequantize().astype(np.float64)
+    sizes = abs(x[good]).max(axis=1, initial=0, keepdims=True) * abs(exact).sum(axis=1)
+    expected = x[good].astype(np.float64) @ exact.T
+    assert (abs(found[good] - expected) <= 1e-6 * sizes).all()
+    alone = random.integers(0, rows)
+    assert np.array_equal(
+        layer(torch.from_numpy(x[alone : alone + 1])).numpy()[0], found[alone], equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("kind", digits.KINDS)
