@@ -78,9 +78,9 @@ def encode(typing_context: Any, x: Any, start: Any, out: Any, out_start: Any):
         ]
         power, inverse = _powers(emit, floats)
         magic = emit.constant(12582912.0)  # leaves a whole number in the lowest bits
-        low = emit.integer(0x4B400000)
+        bias = emit.integer(0x4B400000)
         numbers = [
-            builder.sub(builder.bitcast(emit.fma(v, emit.splat(power), magic), INTEGERS), low)
+            builder.sub(builder.bitcast(emit.fma(v, emit.splat(power), magic), INTEGERS), bias)
             for v in floats
         ]
         total = emit.sum_integers(numbers)
