@@ -46,6 +46,9 @@ POWER = DIGITS * GROUP
 TOTAL = POWER + 4
 SHIFT = TOTAL + 4
 
+MAGIC = 0x4B400000
+"""The bits of the float 1.5 * 2 ** 23."""
+
 MOST_ROWS = 4
 """Rows of a block. Twelve to eighteen sums keep the units that multiply busy; with many more there
 is no room to begin a group before the last one has ended."""
@@ -78,30 +81,21 @@ def encode(typing_context: Any, x: Any, start: Any, out: Any, out_start: Any):
         ]
         power, inverse = _powers(emit, floats)
         magic = emit.constant(12582912.0)  # leaves a whole number in the lowest bits
-        bias = emit.integer(0x4B400000)
-        numbers = [
-            builder.sub(builder.bitcast(emit.fma(v, emit.splat(power), magic), INTEGERS), bias)
-            for v in floats
+        raised = [builder.bitcast(emit.fma(v, power, magic), INTEGERS) for v in floats]
+        # With 128 at each place, bytes without a sign are digits that are 128 too large.
+        middle = sum(128 << 8 * digit for digit in range(DIGITS))
+        digits = [
+            builder.xor(builder.add(v, emit.integer(middle - MAGIC)), emit.integer(middle))
+            for v in raised
         ]
-        total = emit.sum_integers(numbers)
-        for digit in reversed(range(DIGITS)):
-            digits = numbers
-            if digit:
-                digits = [
-                    builder.ashr(builder.shl(n, emit.integer(24)), emit.integer(24))
-                    for n in numbers
-                ]
-                numbers = [
-                    builder.ashr(builder.sub(n, d), emit.integer(8))
-                    for n, d in zip(numbers, digits, strict=True)
-                ]
-            if digit == DIGITS - 1:
-                low = emit.sum_integers(digits)
-            for i, vector in enumerate(digits):
-                small = builder.trunc(vector, ir.VectorType(ir.IntType(8), LANES))
-                emit.put(small, out, digit * GROUP + i * LANES)
-        high = builder.ashr(builder.sub(total, low), ir.Constant(INT32, 8))
-        for place, sum_ in ((SHIFT, high), (SHIFT + 4, low)):
+        _put_digits(emit, digits, out)
+        numbers = builder.sub(builder.add(*raised), emit.integer(2 * MAGIC - (1 << 32)))
+        lowest = emit.integer(0)
+        for vector in digits:
+            lowest = emit.dot(lowest, emit.integer(1), vector)
+        total, lowest = emit.sum_integers(numbers, lowest)
+        high = builder.ashr(builder.sub(total, lowest), ir.Constant(INT32, 8))
+        for place, sum_ in ((SHIFT, high), (SHIFT + 4, lowest)):
             emit.put(builder.mul(sum_, ir.Constant(INT32, -128)), out, place)
         emit.put(builder.fmul(builder.sitofp(total, ir.FloatType()), inverse), out, TOTAL)
         emit.put(inverse, out, POWER)
@@ -110,19 +104,30 @@ def encode(typing_context: Any, x: Any, start: Any, out: Any, out_start: Any):
     return signature, generate
 
 
+def _put_digits(emit: Emit, digits: list[Any], out: Any) -> None:
+    """Write the bytes of whole numbers, those of the highest place of all numbers first."""
+    builder, bytes_ = emit.builder, ir.VectorType(ir.IntType(8), 4 * LANES)
+    first, second = (builder.bitcast(vector, bytes_) for vector in digits)
+    for digit in range(DIGITS):
+        places = [4 * i + DIGITS - 1 - digit for i in range(GROUP)]
+        mask = ir.Constant(ir.VectorType(INT32, GROUP), places)
+        emit.put(builder.shuffle_vector(first, second, mask), out, digit * GROUP)
+
+
 def _powers(emit: Emit, floats: list[Any]) -> tuple[Any, Any]:
-    """The power of two that makes whole numbers of a group, and its inverse."""
+    """The power of two that makes whole numbers of a group, as a vector, and its inverse."""
     builder = emit.builder
     sizes = [
         builder.and_(builder.bitcast(v, INTEGERS), emit.integer((1 << 31) - 1)) for v in floats
     ]
-    exponent = builder.lshr(emit.most_integer(sizes), ir.Constant(INT32, 23))
+    exponent = builder.lshr(emit.most_integer(sizes), emit.integer(23))
     # Groups of tiny numbers have the power whose inverse is the least normal number.
-    least = ir.Constant(INT32, TOP)
+    least = emit.integer(TOP)
     tiny = builder.icmp_unsigned("<", exponent, least)
     exponent = builder.select(tiny, least, exponent)
-    bits = builder.sub(ir.Constant(INT32, 2 * 127 + TOP - 1), exponent)
-    power = builder.bitcast(builder.shl(bits, ir.Constant(INT32, 23)), ir.FloatType())
+    bits = builder.sub(emit.integer(2 * 127 + TOP - 1), exponent)
+    power = builder.bitcast(builder.shl(bits, emit.integer(23)), FLOATS)
+    exponent = builder.extract_element(exponent, ir.Constant(INT32, 0))
     bits = builder.sub(exponent, ir.Constant(INT32, TOP - 1))
     inverse = builder.bitcast(builder.shl(bits, ir.Constant(INT32, 23)), ir.FloatType())
     finite = builder.icmp_unsigned("<", exponent, ir.Constant(INT32, 255))

@@ -203,22 +203,32 @@ class Emit:
         function = cgutils.get_or_insert_function(self.builder.module, kind, name)
         return self.builder.call(function, [sums, unsigned, signed])
 
-    def sum_integers(self, vectors: list[Any]) -> Any:
-        """The sum of all lanes of whole numbers."""
-        return self._reduce("add", vectors, self.builder.add)
+    def sum_integers(self, a: Any, b: Any) -> tuple[Any, Any]:
+        """The sums of all lanes of two vectors of whole numbers."""
+        half, behind = list(range(LANES // 2)), list(range(LANES, LANES + LANES // 2))
+        first = self.shuffle(a, b, half + behind)
+        second = self.shuffle(a, b, [i + LANES // 2 for i in half + behind])
+        both = self.builder.add(first, second)
+        for distance in (4, 2, 1):
+            lanes = [j ^ distance for j in range(LANES)]
+            both = self.builder.add(both, self.shuffle(both, both, lanes))
+        first, second = (
+            self.builder.extract_element(both, ir.Constant(INT32, lane)) for lane in (0, LANES // 2)
+        )
+        return first, second
 
     def most_integer(self, vectors: list[Any]) -> Any:
-        """The greatest of all lanes of whole numbers without a sign."""
+        """A vector of the greatest of all lanes of whole numbers without a sign."""
         builder = self.builder
-        return self._reduce(
-            "umax", vectors, lambda a, b: builder.select(builder.icmp_unsigned(">", a, b), a, b)
-        )
 
-    def _reduce(self, name: str, vectors: list[Any], join: Any) -> Any:
-        kind = ir.FunctionType(INT32, [INTEGERS])
-        name = f"llvm.vector.reduce.{name}.v{LANES}i32"
-        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
-        return self.builder.call(function, [functools.reduce(join, vectors)])
+        def most(a: Any, b: Any) -> Any:
+            return builder.select(builder.icmp_unsigned(">", a, b), a, b)
+
+        found = functools.reduce(most, vectors)
+        for distance in (8, 4, 2, 1):
+            lanes = [j ^ distance for j in range(LANES)]
+            found = most(found, self.shuffle(found, found, lanes))
+        return found
 
     def registers(self, values: list[Any]) -> list[Any]:
         """Variables that LLVM keeps in registers."""
