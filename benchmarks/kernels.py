@@ -111,10 +111,14 @@ def measure_shared(kv: KVCache, requests: int, length: int, threads: int) -> lis
     return turns(*ways)
 
 
-def decode(kv: KVCache, requests: int, length: int, threads: int) -> Callable[[int], None]:
+def decode(
+    kv: KVCache, requests: int, length: int, threads: int, *, in_order: bool = False
+) -> Callable[[int], None]:
     """A decode of `requests` rows over `length` positions each, in all layers."""
     each = -(-length // PAGE)
     pages = random.sample(range(1, kv.num_pages), requests * each)
+    if in_order:
+        pages = list(range(1, 1 + requests * each))
     tables = [pages[r * each : (r + 1) * each] for r in range(requests)]
     q = torch.randn(requests, HEADS, DIM)
     backend = make_backend("cpu", CONFIG, threads=threads, kv_dtype=kv.dtype)
@@ -130,17 +134,18 @@ def decode(kv: KVCache, requests: int, length: int, threads: int) -> Callable[[i
 def reach(kv: KVCache, threads: int) -> Table:
     """How much of the bandwidth that torch reads at decodes get."""
     pool = torch.randn(48 << 20)
-    table = Table(title="decodes of one layer, float32")
-    for column in ("requests", "positions", "us", "GB/s", "torch reads, GB/s", "share"):
+    table = Table(title="decodes of one layer, float32; pages in random order, and one by one")
+    for column in ("requests", "positions", "us", "GB/s", "torch reads, GB/s", "share", "in order"):
         table.add_column(column, justify="right")
     for requests, length in product((1, 8), (512, 4096, 16384)):
-        ours, theirs = turns(decode(kv, requests, length, threads), lambda _: pool.sum())
-        ours /= LAYERS
-        size = requests * length * KV_HEADS * DIM * 2 * 4
-        read, most = size / ours / 1e9, pool.nbytes / theirs / 1e9
+        ours = [decode(kv, requests, length, threads, in_order=order) for order in (False, True)]
+        *taken, theirs = turns(*ours, lambda _: pool.sum())
+        size = LAYERS * requests * length * KV_HEADS * DIM * 2 * 4
+        most = pool.nbytes / theirs / 1e9
+        read, in_order = (size / seconds / 1e9 for seconds in taken)
         table.add_row(
-            *map(str, (requests, length)), f"{ours * 1e6:.0f}", f"{read:.1f}", f"{most:.1f}",
-            f"{read / most:.0%}",
+            *map(str, (requests, length)), f"{taken[0] / LAYERS * 1e6:.0f}", f"{read:.1f}",
+            f"{most:.1f}", f"{read / most:.0%}", f"{in_order / most:.0%}",
         )  # fmt: skip
     return table
 
