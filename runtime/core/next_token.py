@@ -61,16 +61,16 @@ class NextTokens:
                 output.given = [logprobs[request.submit.token_ids_logprob].tolist()]
         output.finish = self._append(request, token, output, in_prefix=in_prefix)
         prompt_logprobs.attach(request, output)
-        if request.matcher is not None:
-            if output.finish is None and self._bound.jumps(request):
-                try:
-                    if not request.submit.logprobs:
-                        token = self._jump(request, request.matcher, output)
-                    elif not request.matcher.in_prefix:  # whose tokens are told apart
-                        self._jump_ahead(request, request.matcher)
-                except GrammarError as error:
-                    self._scheduler.abort(request)
-                    return failure(request.key, error)
+        if request.matcher is not None and output.finish is None and self._bound.jumps(request):
+            try:
+                if not request.submit.logprobs:
+                    token = self._jump(request, request.matcher, output)
+                elif not request.matcher.in_prefix:  # whose tokens are told apart
+                    self._jump_ahead(request, request.matcher)
+            except GrammarError as error:
+                self._scheduler.abort(request)
+                return failure(request.key, error)
+        if request.matcher is not None and request.submit.params.constraint is not None:
             output.incomplete = output.finish == "length" and not request.matcher.accepting
             if output.finish == "stop" and request.matcher.weaker:
                 output.weaker = request.matcher.complete or request.matcher.accepting

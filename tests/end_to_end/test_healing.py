@@ -143,6 +143,42 @@ def test_a_grammar_begins_behind_the_prompt(engine, prompt, seed, pattern):
     assert regex.fullmatch(pattern, text, partial=not whole)
 
 
+@pytest.fixture(scope="module")
+def narrow(tiny_model):
+    """An engine whose context is soon full."""
+    with boughs.Engine(
+        model_path=tiny_model, in_process=True, check_invariants=True, context_length=24
+    ) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("grammar", [{}, {"regex": "[a-z]+"}])
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_an_end_spelt_in_more_tokens_may_fill_the_context(narrow, tokenizer, room, grammar):
+    """Then there is no output, or less of it: the request ends, and the core does not."""
+    prompts, params = [], []
+    for end in (" upon", " would", " woman", " old", " there", " think"):
+        ids = encode_segments(tokenizer, [Text("9" * 30 + end)])
+        whole = tokenizer.token_bytes(ids[-1])
+        text = "9" * (24 - room - len(ids) + 30) + end
+        ids = encode_segments(tokenizer, [Text(text)])
+        assert len(ids) == 24 - room
+        if given_back(tokenizer, [Text(text)], ids) != 1:
+            continue
+        for id_, raw in enumerate(tokenizer.bytes_of):
+            if raw and whole.startswith(raw) and raw != whole:
+                prompts.append(text)
+                params.append({**GREEDY, **grammar, "logit_bias": {id_: 100}})
+    answers = narrow.generate(prompts, params, heal=True)
+    lengths = [len(answer["output_ids"]) for answer in answers]
+    assert min(lengths) < room
+    for length, answer in zip(lengths, answers, strict=True):
+        finish = answer["meta_info"]["finish_reason"]
+        assert length <= room
+        assert finish["type"] == "length"
+        assert finish.get("incomplete", False) == (bool(grammar) and not answer["text"])
+
+
 KINDS = [
     ("regex", "[0-9]{3}", "[0-9]{3}"),
     ("choices", ["yes", "no"], "yes|no"),
@@ -245,7 +281,8 @@ def test_a_core_that_takes_over_goes_on_where_the_other_stopped(engine, tokenize
     ids = encode_segments(tokenizer, [Text(text)])
     count = given_back(tokenizer, [Text(text)], ids)
     back = b"".join(map(tokenizer.token_bytes, ids[len(ids) - count :])).decode()
-    message = Submit(key=0, prompt_ids=ids[: len(ids) - count], params=params, heal=back)
+    prompt, end = ids[: len(ids) - count], ids[len(ids) - count :]
+    message = Submit(key=0, prompt_ids=prompt, params=params, heal=back, given_back=end)
     whole = loop.run(run_in_core(engine, message))
     for upto in range(len(whole) + 1):
         made = [token for token, _ in whole[:upto]]
