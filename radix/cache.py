@@ -129,6 +129,14 @@ class PrefixCache:
         """A request that had joined is gone."""
         self._eviction.leave(scope)
 
+    def keep(self, tokens: bytes, namespace: Hashable = "", family: Hashable | None = None) -> Node:
+        """Lock the longest cached prefix of `tokens` until `let_go`, so that nothing evicts it."""
+        return self.tree.lock_prefix(tokens, self.scope(namespace, family))
+
+    def let_go(self, node: Node) -> None:
+        """Unlock what `keep` has locked."""
+        self._eviction.unlock(node)
+
     # ---- a request's life ----
 
     def admit(

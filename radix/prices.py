@@ -3,8 +3,9 @@
 A page is held while a request, a lock or a pending copy keeps it. An admission takes all pages of
 its tokens but those that others hold already; whether the rest is cached makes no difference, since
 a cached page that nobody holds counts as available until it is locked. So an eviction between
-question and admission changes no price. These are queries: they change nothing. This module knows
-no queue, and not who is admitted or released.
+question and admission changes no price; of several that share what nobody holds, all keep it
+(`PrefixCache.keep`) before the first takes pages. These are queries: they change nothing. This
+module knows no queue, and not who is admitted or released.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ model and sends nothing: what it makes is a `Step`.
 
 from __future__ import annotations
 
-from boughs.radix import OutOfPages, PrefixCache
+from boughs.radix import Node, OutOfPages, PrefixCache
 from boughs.runtime.core.decision import Decision, View, decide
 from boughs.runtime.core.group import next_works, regroup
 from boughs.runtime.core.request import Request
@@ -183,6 +183,7 @@ class Scheduler:
         """Carry a decision out that was made of the view of now; its works are added to `step`."""
         for key in decision.retracted:
             self._retract(self._by_key[key])
+        kept = self._keep([self._by_key[key] for key, _ in decision.admitted])
         try:
             for key, tokens in decision.works:
                 self._work(self._by_key[key], tokens, step)
@@ -192,6 +193,17 @@ class Scheduler:
                 self._work(request, tokens, step)
         except OutOfPages as error:
             raise AssertionError("more pages were promised than there are") from error
+        for node in kept:
+            self.cache.let_go(node)
+
+    def _keep(self, admitted: list[Request]) -> list[Node]:
+        """Lock what several that are about to be admitted have in the cache.
+
+        What they share is paid for once: one's new pages must not evict it before another comes.
+        """
+        if len(admitted) < 2:
+            return []
+        return [self.cache.keep(one.wanted, one.submit.namespace, one.family) for one in admitted]
 
     def _work(self, request: Request, tokens: int, step: Step) -> None:
         """Let a running request compute so many tokens at most."""

@@ -89,3 +89,17 @@ def test_one_that_is_alone_waits_for_pages_that_the_front_will_give_back():
     driver = Driver(num_pages=4, page_size=4).run([[ended, other], *LATER, [Finish(0, 1)]])
     assert answers(driver, other)
     assert driver.core.scheduler.is_empty
+
+
+@pytest.mark.parametrize("num_pages", range(36, 60, 3))
+def test_what_several_share_is_not_evicted_for_the_first_of_them(num_pages):
+    """All are admitted in one step: the longest match first, whose new pages evict the oldest."""
+    old = [*range(1, 25)]
+    young = [*range(31, 63)]
+    before = [submit(0, old, 1), submit(1, young, 1)]
+    fill = submit(2, [5] * (4 * (num_pages - 18)), 1)
+    first = submit(3, [*young, *range(1, 22)], 2)
+    others = [submit(4 + at, [*old, 30, at, 30], 2) for at in range(9)]
+    turns = [before[:1], *LATER, before[1:], *LATER, [fill], *LATER, [first, *others]]
+    driver = Driver(num_pages=num_pages, page_size=4, budget=256).run(turns)
+    assert all(answers(driver, request) for request in (first, *others))
