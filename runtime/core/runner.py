@@ -197,9 +197,7 @@ def _costs(
     """What attention takes here, where that is measured, and where it is from."""
     if chosen != CpuBackend.name:
         return None, ""
-    found, source = costs.load(attention, where.kv_dtype, default_home() / "costs")
-    log.info("costs of attention: %s", source)
-    return found, source
+    return costs.load(attention, where.kv_dtype, default_home() / "costs")
 
 
 def _warm_up(page_size: int) -> StepInputs:

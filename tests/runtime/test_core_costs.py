@@ -35,8 +35,7 @@ def test_a_second_start_reads_what_the_first_measured(start, tmp_path, caplog):
     second = start()
     assert second.attention.costs.read == 77.0
     assert second.costs_from == str(path)
-    assert f"costs of attention: {path}" in caplog.text
-    assert "measuring" not in caplog.text
+    assert not caplog.text  # a start that has nothing to do says nothing
 
 
 def test_other_backends_are_not_measured(start, tmp_path):
