@@ -55,7 +55,8 @@ import openvino_genai as genai
 scheduler = genai.SchedulerConfig()
 scheduler.cache_size = 2
 scheduler.enable_prefix_caching = True
-pipe = genai.LLMPipeline(path, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=threads)
+options = {"INFERENCE_NUM_THREADS": threads, **options}
+pipe = genai.LLMPipeline(path, "CPU", scheduler_config=scheduler, **options)
 
 def run(chats, tokens):
     config = genai.GenerationConfig()
@@ -85,17 +86,25 @@ def run(chats, tokens):
     return time.perf_counter() - begun
 """
 
-PEERS = {
-    "openvino_genai": ("OpenVINO GenAI", OPENVINO),
-    "llama_cpp": ("llama.cpp", LLAMA_CPP),
+FLOAT32 = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+    "KV_CACHE_PRECISION": "f32",
 }
-"""By the module that an environment has."""
+"""OpenVINO rounds activations to 8 or 16 bits and the KV cache to 8, unless it is told not to."""
+
+PEERS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "openvino_genai": (OPENVINO, {"OpenVINO GenAI": {}, "the same in float32": FLOAT32}),
+    "llama_cpp": (LLAMA_CPP, {"llama.cpp": {}}),
+}
+"""By the module that an environment has: what runs there, and with what options, by name."""
 
 BEFORE = """
 from __future__ import annotations
 import json, sys, time
 
 path, threads, work = sys.argv[1], int(sys.argv[2]), json.load(open(sys.argv[3]))
+options = json.loads(sys.argv[4])
 """
 
 BEHIND = """
@@ -202,24 +211,27 @@ def model_file() -> Path:
     return path
 
 
-def theirs(python: str, work: Work, threads: int) -> tuple[str, Times]:
-    """The name of the peer that an environment has, and its times."""
+def theirs(python: str, work: Work, threads: int) -> dict[str, Times]:
+    """The times of the peer that an environment has, by its name, with each set of options."""
     asked = f"from importlib.util import find_spec; print(*filter(find_spec, {list(PEERS)}))"
     there = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
     if not there.stdout.split():
         raise SystemExit(f"{python} has none of {', '.join(PEERS)}")
-    name, code = PEERS[there.stdout.split()[0]]
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(work, file)
-        file.flush()
-        script = BEFORE + inspect.getsource(converse) + code + BEHIND
-        command = [python, "-c", script, str(model_file()), str(threads), file.name]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        print(made.stderr[-2000:], file=sys.stderr)
-        raise SystemExit(f"{name} did not run")
-    times: Times = json.loads(made.stdout.splitlines()[-1])
-    return name, times
+    code, ways = PEERS[there.stdout.split()[0]]
+    script = BEFORE + inspect.getsource(converse) + code + BEHIND
+    sides: dict[str, Times] = {}
+    for name, options in ways.items():
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(work, file)
+            file.flush()
+            given = [str(model_file()), str(threads), file.name, json.dumps(options)]
+            command = [python, "-c", script, *given]
+            made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            print(made.stderr[-2000:], file=sys.stderr)
+            raise SystemExit(f"{name} did not run")
+        sides[name] = json.loads(made.stdout.splitlines()[-1])
+    return sides
 
 
 def show(title: str, work: Work, sides: Mapping[str, Times]) -> None:
@@ -252,8 +264,10 @@ def main() -> None:
     args = parser.parse_args()
     work = {name: job for name, job in jobs().items() if name.startswith(args.only)}
     mine = ours(work, args.threads)
-    peers = dict(theirs(python, work, args.threads) for python in args.peer)
-    show(f"one process, {args.threads} threads", work, {"ours": mine, **peers})
+    sides = {"ours": mine}
+    for python in args.peer:
+        sides |= theirs(python, work, args.threads)
+    show(f"one process, {args.threads} threads", work, sides)
     if args.llama_server:
         sides = served(args.llama_server, work, args.threads, args.clients)
         title = f"{args.clients} clients of a server, {args.threads} threads"

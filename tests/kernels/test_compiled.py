@@ -21,7 +21,7 @@ from boughs.kernels.paged import run_pieces
 from boughs.kernels.row_calls import norm
 make_backend("cpu", AttentionConfig(2, 1, 64, 16))
 stats = [f.stats for f in (run_pieces(torch.float32), merge_parts(), multiply_rows("int4"))]
-calls = [f.cache_hits for f in (norm(), attend(), linear_call("int4", whole=False))]
+calls = [f.cache_hits for f in (norm(), attend(torch.float32), linear_call("int4", whole=False))]
 print(*(sum(sum(getattr(s, kind).values()) for s in stats) for kind in KINDS), sum(calls))
 """
 
