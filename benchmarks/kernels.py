@@ -30,8 +30,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from boughs.kernels.backend import AttentionConfig, make_backend
+from boughs.kernels.backend import AttentionConfig
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.choice import make_backend
 from boughs.kernels.kv_cache import KVCache
 
 HEADS, KV_HEADS, DIM, PAGE, LAYERS = 9, 3, 64, 16, 4

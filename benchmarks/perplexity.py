@@ -19,8 +19,8 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from boughs.kernels.backend import make_backend
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.choice import make_backend
 from boughs.kernels.kv_cache import KVCache
 from boughs.runtime.config import Quantize
 from boughs.runtime.models.layers import PackedMaker

@@ -20,8 +20,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from boughs.kernels.backend import make_backend
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.choice import make_backend
 from boughs.kernels.elements import ELEMENTS
 from boughs.kernels.kv_cache import KVCache
 from boughs.runtime.models.layers import PackedMaker

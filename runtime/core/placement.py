@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from boughs.kernels.accelerator import Cuda
-from boughs.kernels.backend import Gpu
+from boughs.kernels.choice import Gpu
 from boughs.kernels.flashinfer_load import NoFlashInfer, load_flashinfer
 from boughs.lang.errors import InvalidRequest, Unsupported
 from boughs.runtime.config import EngineConfig

@@ -15,13 +15,9 @@ import torch
 from torch import Tensor
 
 from boughs.kernels import bitmask, costs, filters, ops
-from boughs.kernels.backend import (
-    AttentionBackend,
-    AttentionConfig,
-    choose_backend,
-    make_backend,
-)
+from boughs.kernels.backend import AttentionBackend, AttentionConfig
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.choice import choose_backend, make_backend
 from boughs.kernels.cpu import CpuBackend
 from boughs.kernels.filters import Filters
 from boughs.kernels.flashinfer import FlashInferBackend

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from boughs.kernels import flashinfer
-from boughs.kernels.backend import Gpu
+from boughs.kernels.choice import Gpu
 from boughs.runtime.core import runner
 from boughs.runtime.core.placement import DTYPES, GPU_KV_DTYPES, Placement
 

@@ -14,8 +14,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from boughs.kernels import cpu, cut, few, pieces, tile
-from boughs.kernels.backend import AttentionConfig, make_backend
+from boughs.kernels.backend import AttentionConfig
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.choice import make_backend
 from boughs.kernels.costs import DEFAULT
 from boughs.kernels.kv_cache import KVCache
 

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from boughs.kernels import cut, pieces
-from boughs.kernels.backend import AttentionConfig, make_backend
+from boughs.kernels.backend import AttentionConfig
 from boughs.kernels.batch import AttentionBatch
 from boughs.kernels.cascade import find_sharing
+from boughs.kernels.choice import make_backend
 from boughs.kernels.costs import DEFAULT, Costs
 from boughs.kernels.kv_cache import KVCache
 

@@ -13,7 +13,8 @@ import boughs.kernels
 SCRIPT = """
 import torch
 KINDS = ("cache_hits", "cache_misses")
-from boughs.kernels.backend import AttentionConfig, make_backend
+from boughs.kernels.backend import AttentionConfig
+from boughs.kernels.choice import make_backend
 from boughs.kernels.attend import attend
 from boughs.kernels.linear import linear_call, multiply_rows
 from boughs.kernels.merge import merge_parts

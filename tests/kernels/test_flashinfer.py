@@ -14,8 +14,9 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from boughs.kernels import flashinfer, flashinfer_cascade
-from boughs.kernels.backend import AttentionConfig, Gpu, choose_backend, make_backend
+from boughs.kernels.backend import AttentionConfig
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.choice import Gpu, choose_backend, make_backend
 from boughs.kernels.flashinfer import FlashInferBackend
 from boughs.kernels.kv_cache import KVCache
 from boughs.kernels.reference import ReferenceBackend

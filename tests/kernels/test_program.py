@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from boughs.kernels import team
-from boughs.kernels.backend import AttentionConfig, make_backend
+from boughs.kernels.backend import AttentionConfig
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.choice import make_backend
 from boughs.kernels.kv_cache import KVCache
 from boughs.kernels.linear import Linear
 from boughs.kernels.ops import TORCH

@@ -10,8 +10,8 @@ import torch
 from hypothesis import Phase, given, settings, strategies as st
 
 from boughs.kernels import flashinfer, flashinfer_cascade, flashinfer_limits, ops
-from boughs.kernels.backend import Gpu
 from boughs.kernels.batch import AttentionBatch
+from boughs.kernels.choice import Gpu
 from boughs.kernels.flashinfer_ops import FlashInferOps
 from boughs.kernels.reference import ReferenceBackend
 from boughs.lang.sampling import SamplingParams
