@@ -130,8 +130,13 @@ class PrefixCache:
         self._eviction.leave(scope)
 
     def keep(self, tokens: bytes, namespace: Hashable = "", family: Hashable | None = None) -> Node:
-        """Lock the longest cached prefix of `tokens` until `let_go`, so that nothing evicts it."""
-        return self.tree.lock_prefix(tokens, self.scope(namespace, family))
+        """Lock the whole pages of the longest cached prefix of `tokens` until `let_go`.
+
+        Nothing evicts them meanwhile. What is inside a page an admission may have, or do without.
+        """
+        scope = self.scope(namespace, family)
+        whole = self.tree.find(tokens, scope).length // self._size * self._size
+        return self.tree.lock_prefix(tokens[: whole * WIDTH], scope)
 
     def let_go(self, node: Node) -> None:
         """Unlock what `keep` has locked."""
