@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from boughs.runtime.messages import Finish
 
@@ -103,3 +104,33 @@ def test_what_several_share_is_not_evicted_for_the_first_of_them(num_pages):
     turns = [before[:1], *LATER, before[1:], *LATER, [fill], *LATER, [first, *others]]
     driver = Driver(num_pages=num_pages, page_size=4, budget=256).run(turns)
     assert all(answers(driver, request) for request in (first, *others))
+
+
+@st.composite
+def bursts(draw):
+    """Turns of requests over few tokens, so that many share much, and a pool for the longest."""
+    page_size = draw(st.sampled_from([1, 2, 4]))
+    stem = st.lists(st.integers(1, 3), min_size=1, max_size=24)
+    stems = draw(st.lists(stem, min_size=1, max_size=4))
+    end = st.lists(st.integers(1, 5), min_size=1, max_size=12)
+    prompt = st.tuples(st.sampled_from(stems), end).map(lambda parts: [*parts[0], *parts[1]])
+    burst = st.lists(st.tuples(prompt, st.integers(1, 6)), min_size=1, max_size=8)
+    turns = draw(st.lists(burst, min_size=1, max_size=5))
+    longest = max(len(prompt) + most for turn in turns for prompt, most in turn)
+    pages = -(-longest // page_size) + 2 + draw(st.integers(0, 40))
+    return turns, {"num_pages": pages, "page_size": page_size, "budget": draw(st.integers(4, 96))}
+
+
+@settings(max_examples=150, deadline=None)
+@given(bursts())
+def test_no_admission_is_promised_pages_that_there_are_not(drawn):
+    """Of whatever comes together: what is evicted for one may be what another was counted on."""
+    turns, config = drawn
+    schedule, asked = [], []
+    for turn in turns:
+        new = [submit(len(asked) + at, prompt, most) for at, (prompt, most) in enumerate(turn)]
+        asked += new
+        schedule += [new, *LATER[: len(asked) % 3]]
+    driver = Driver(**config).run(schedule)
+    assert all(answers(driver, request) for request in asked)
+    assert driver.core.scheduler.is_empty
