@@ -170,3 +170,15 @@ def _no_schema(schema: object, why: str) -> InvalidRequest:
         f"got {schema!r:.60}{why}",
         "json_schema",
     )
+
+
+def between_slashes(pattern: str) -> str:
+    """A pattern as Lark has it: between slashes, on one line, without a slash of its own."""
+    made, escaped = [], False
+    for character in pattern:
+        if character in "/\n":
+            made.append(("" if escaped else "\\") + {"/": "/", "\n": "n"}[character])
+        else:
+            made.append(character)
+        escaped = character == "\\" and not escaped
+    return f"/{''.join(made)}/"

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from boughs.lang.constraints import json_schema_text
+from boughs.lang.constraints import between_slashes, json_schema_text
 from boughs.lang.errors import GrammarError, InvalidRequest
 
 
@@ -180,7 +180,7 @@ class _Regex(Grammar):
     source: str
 
     def form(self, write: Callable[[Grammar], str]) -> str:  # noqa: ARG002
-        return f"/{_without_slashes(self.source)}/"
+        return between_slashes(self.source)
 
     def pattern(self, groups: list[str]) -> str:  # noqa: ARG002
         return f"(?:{self.source})"
@@ -340,15 +340,3 @@ def _grammar(part: object, where: str) -> Grammar:
     if isinstance(part, str):
         return _Literal(part)
     raise InvalidRequest(f"{where}: expected text or a grammar, got {part!r:.60}", "parts")
-
-
-def _without_slashes(pattern: str) -> str:
-    """The pattern as it stands between slashes: on one line, and without a slash of its own."""
-    made, escaped = [], False
-    for character in pattern:
-        if character in "/\n":
-            made.append(("" if escaped else "\\") + {"/": "/", "\n": "n"}[character])
-        else:
-            made.append(character)
-        escaped = character == "\\" and not escaped
-    return "".join(made)

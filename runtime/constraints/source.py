@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from boughs.lang.constraints import JsonForm
+from boughs.lang.constraints import JsonForm, between_slashes
 from boughs.lang.errors import GrammarError
 
 from .backend import Translated
 from .json_form import json_grammar, with_json
 from .schema import children, rewrite
-from .tag_rules import Vocabulary, between_slashes
+from .tag_rules import Vocabulary
 from .tags import tag_grammar
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from boughs.lang.constraints import JsonForm
+from boughs.lang.constraints import JsonForm, between_slashes
 from boughs.lang.errors import GrammarError
 
 from .tag_formats import KIND, AnyText, Mark, Token
@@ -191,15 +191,3 @@ def without(strings: Collection[str]) -> str:
         return ""
     some = "|".join(map(re.escape, strings))
     return f" & ~{between_slashes(f'(?s:.*)(?:{some})(?s:.*)')}"
-
-
-def between_slashes(pattern: str) -> str:
-    """A pattern between slashes: on one line, and without a slash of its own."""
-    made, escaped = [], False
-    for character in pattern:
-        if character in "/\n":
-            made.append(("" if escaped else "\\") + {"/": "/", "\n": "n"}[character])
-        else:
-            made.append(character)
-        escaped = character == "\\" and not escaped
-    return f"/{''.join(made)}/"

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from boughs.lang.constraints import between_slashes
 from boughs.lang.errors import GrammarError
 
 from .exclusion import Resolve, excludes, local_refs
 from .json_form import json_term
 from .schema import FORMATS, escape
 from .tag_formats import KIND
-from .tag_rules import Rules, between_slashes, either, times, without
+from .tag_rules import Rules, either, times, without
 from .tag_styles import STYLES, Style
 
 SPACE = 4

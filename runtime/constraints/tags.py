@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from boughs.lang.constraints import MOST_WHITESPACE, JsonForm
+from boughs.lang.constraints import MOST_WHITESPACE, JsonForm, between_slashes
 from boughs.lang.errors import GrammarError
 
 from .json_form import json_term, with_json
@@ -46,7 +46,7 @@ from .tag_formats import (
     WithIslands,
     read_tag,
 )
-from .tag_rules import FreeRun, Piece, Rules, Vocabulary, between_slashes, either, times
+from .tag_rules import FreeRun, Piece, Rules, Vocabulary, either, times
 from .tag_xml import parameters
 
 
